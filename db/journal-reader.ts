@@ -1,7 +1,8 @@
-import { CHECKPOINT_FIELDS, type CheckpointField, type Job, VERSION_OF_NOTHING } from '../src/checkpoint.ts'
-import { Problem } from '../src/problems.ts'
+import { CHECKPOINT_FIELDS, type CheckpointField, VERSION_OF_NOTHING } from '../src/checkpoint.ts'
+import { UUID } from '../src/input-formats.ts'
+import { Problem, shown } from '../src/problems.ts'
 import { type Row, textArray, textOf, textOrNull } from './client.ts'
-import type { CheckpointReading, TimelinePage } from './store.ts'
+import type { CheckpointReading, JobFilter, TimelinePage } from './store.ts'
 
 /** Runs one statement for a reader. Throws a `Problem`. `deadline` is in terms of performance.now(). */
 export type Read = (statement: string, parameters: ReadonlyArray<string | null>, deadline?: number) => Promise<Row[]>
@@ -15,38 +16,39 @@ const READING_ATTEMPTS = 5
 
 /**
  * What must be the same in the head and in every page. Replacing or forgetting steps changes it; recording does not, since
- * a step recorded later lies behind the head's last position.
+ * a step recorded later lies behind the head's last position. Of a child it names the whole line of parents.
  */
 const IDENTITY = `
-  j.created_at::text || '.' || j.rewrite_count
-    || coalesce((select '/' || p.created_at::text || '.' || p.rewrite_count from cairn.job p where p.id = j.parent_id), '')`
-
-/** The steps that a child sees of its parent: up to the bound, and none that the child has itself. */
-const INHERITED_STEPS = `
-  from cairn.job parent
-  join cairn.step p on p.job_id = parent.id and p.position <= j.parent_bound and p.result is not null
-  where parent.id = j.parent_id and parent.created_at = j.parent_created_at
-    and not exists (
-      select from cairn.step s
-      where s.job_id = j.id and s.key = p.key and s.result is not null and s.position <= j.last_position)`
+  case
+    when j.parent_id is null then j.created_at::text || '.' || j.rewrite_count
+    else (
+      select string_agg(source.created_at::text || '.' || source.rewrite_count, '/' order by line.generation)
+      from cairn.lineage(j.id) line join cairn.job source on source.id = line.source_id)
+  end`
 
 const SELECT_HEAD = `
   select
-    cairn.version_text(j.created_at, j.change_count), ${IDENTITY},
+    cairn.version_text(j), ${IDENTITY},
     to_json(j.source_hash)::text, j.pending::text, j.input_args::text,
     case when $2::text::boolean then '{' || coalesce((
       select string_agg(to_json(c.key)::text || ':"' || c.child_id::text || '"', ',' order by c.position)
       from cairn.child c where c.job_id = j.id and c.key is not null), '') || '}' end,
-    to_json(j.executing_key)::text, j.extra::text,
-    j.step_count, j.last_position,
-    case when $3::text::boolean and j.parent_id is not null then (select count(*) ${INHERITED_STEPS}) end,
-    (select parent.id from cairn.job parent where parent.id = j.parent_id and parent.created_at = j.parent_created_at),
-    j.parent_bound
+    to_json(j.executing_key)::text, j.extra::text, j.step_count, j.last_position,
+    case when $3::text::boolean and j.parent_id is not null then (
+      select json_agg(json_build_array(line.generation, line.source_id, line.bound, (
+        select count(*) from cairn.visible_steps(j.id) v where v.generation = line.generation))
+        order by line.generation desc)
+      from cairn.lineage(j.id) line where line.generation > 0)::text end
   from cairn.job j where j.id = $1`
 
-// $1 the job that is read, $2 the job whose steps are read (itself or its parent), behind position $3 and up to $4; without
-// those that $5 has up to its position $6. The text is put together here, so that a page reaches Node as one piece.
+// $1 the job that is read, $2 the job whose steps are read (itself, or one it inherits from, $5 generations up), behind
+// position $3 and up to $4; without those of nearer generations, of the job itself up to position $6. The text is put
+// together here, so that a page reaches Node as one piece.
 const SELECT_PAGE = `
+  with nearer as materialized (
+    select source_id, case when generation = 0 then $6::bigint else bound end as bound
+    from cairn.lineage($1) where $5::integer > 0 and generation < $5::integer
+  )
   select
     count(*), max(page.position),
     string_agg(to_json(page.key)::text || ':' || page.result::text, ',' order by page.position),
@@ -57,27 +59,26 @@ const SELECT_PAGE = `
     from (
       select key, result, position, bytes from cairn.step
       where job_id = $2 and position > $3 and position <= $4 and result is not null
-        and ($5::uuid is null or not exists (
-          select from cairn.step own
-          where own.job_id = $5 and own.key = cairn.step.key and own.result is not null and own.position <= $6))
+        and ($5::integer = 0 or not exists (
+          select from nearer join cairn.step own on own.job_id = nearer.source_id and own.key = cairn.step.key
+          where own.result is not null and own.position <= nearer.bound))
       order by position limit ${PAGE_STEPS}
     ) as s
   ) as page
   where page.preceding_bytes < ${PAGE_BYTES}`
 
 const SELECT_STEPS = `
-  select wanted.key, coalesce(s.result, inherited.result)
-  from unnest($2::text[]) with ordinality as wanted (key, no)
-  join cairn.job j on j.id = $1
-  left join cairn.step s on s.job_id = j.id and s.key = wanted.key
-  left join lateral (
-    select p.result
-    from cairn.job parent
-    join cairn.step p on p.job_id = parent.id and p.key = wanted.key and p.position <= j.parent_bound
-    where parent.id = j.parent_id and parent.created_at = j.parent_created_at
-  ) as inherited on true
-  where coalesce(s.result, inherited.result) is not null
-  order by wanted.no`
+  select found.key, found.result
+  from (
+    select wanted.no, wanted.key,
+      case when s.result is null and j.parent_id is not null then cairn.inherited_result(j.id, wanted.key) else s.result end
+        as result
+    from unnest($2::text[]) with ordinality as wanted (key, no)
+    join cairn.job j on j.id = $1
+    left join cairn.step s on s.job_id = j.id and s.key = wanted.key
+  ) as found
+  where found.result is not null
+  order by found.no`
 
 const SELECT_TIMELINE = `
   select
@@ -110,7 +111,7 @@ const SELECT_TIMELINE = `
   ) as ranked`
 
 export async function readVersion(read: Read, jobId: string): Promise<string> {
-  const [row] = await read('select cairn.version_text(created_at, change_count) from cairn.job where id = $1', [jobId])
+  const [row] = await read('select cairn.version_text(j) from cairn.job j where j.id = $1', [jobId])
   return row ? textOf(row, 0) : VERSION_OF_NOTHING
 }
 
@@ -134,18 +135,72 @@ export async function readTimeline(read: Read, jobId: string, page: TimelinePage
   return (row as Row)[0] as Buffer
 }
 
-const SELECT_JOB = `
-  select json_build_object(
-    'id', id, 'name', name, 'labels', labels, 'status', status, 'source_hash', source_hash,
-    'step_count', step_count, 'failed_count', failed_count, 'bytes', bytes,
-    'pending_keys', coalesce(to_json(pending_keys), '[]'), 'version', cairn.version_text(created_at, change_count),
-    'created_at', cairn.utc_text(created_at), 'updated_at', cairn.utc_text(updated_at),
-    'finished_at', cairn.utc_text(finished_at))::text
-  from cairn.job`
+const JOB_DOCUMENT = `
+  (select row_to_json(document)::text from (
+    select
+      j.id, j.name, j.labels, j.status, j.source_hash, j.step_count, j.failed_count, j.bytes,
+      coalesce(to_json(j.pending_keys), '[]') as pending_keys, cairn.version_text(j) as version,
+      cairn.utc_text(j.created_at) as created_at, cairn.utc_text(j.updated_at) as updated_at,
+      cairn.utc_text(j.finished_at) as finished_at
+  ) as document)`
 
-export async function readJob(read: Read, jobId: string): Promise<Job | undefined> {
-  const [row] = await read(`${SELECT_JOB} where id = $1`, [jobId])
-  return row && (JSON.parse(textOf(row, 0)) as Job)
+export async function readJob(read: Read, jobId: string): Promise<Buffer | undefined> {
+  // A finished job's result is put in as the text that it is.
+  const statement = `
+    select left(${JOB_DOCUMENT}, -1) || coalesce(',"result":' || j.result::text, '') || '}' from cairn.job j where j.id = $1`
+  const [row] = await read(statement, [jobId])
+  return row?.[0] ?? undefined
+}
+
+export async function readJobs(read: Read, filter: JobFilter): Promise<Buffer> {
+  const parameters: string[] = []
+  const bind = (value: string) => `$${parameters.push(value)}`
+  const conditions: string[] = []
+  // A literal, so that the planner can use the partial indexes.
+  if (filter.status !== undefined) conditions.push(`j.status = '${filter.status}'`)
+  if (filter.name !== undefined) conditions.push(`j.name = ${bind(filter.name)}::text`)
+  if (filter.label !== undefined) {
+    const { name, value } = filter.label
+    conditions.push(`j.labels <> '{}' and j.labels @> jsonb_build_object(${bind(name)}::text, ${bind(value)}::text)`)
+  }
+  if (filter.prefix !== undefined) {
+    const [lowest, highest] = uuidRange(filter.prefix)
+    conditions.push(`j.id between ${bind(lowest)}::uuid and ${bind(highest)}::uuid`)
+  }
+  if (filter.cursor !== undefined) {
+    const { micros, id } = readCursor(filter.cursor)
+    const moment = `timestamptz 'epoch' + ${bind(micros)}::bigint * interval '1 microsecond'`
+    conditions.push(`(j.created_at, j.id) < (${moment}, ${bind(id)}::uuid)`)
+  }
+  const rows = await read(
+    `select ${JOB_DOCUMENT}, (extract(epoch from j.created_at) * 1000000)::bigint, j.id
+     from cairn.job j ${conditions.length > 0 ? `where ${conditions.join(' and ')}` : ''}
+     order by j.created_at desc, j.id desc limit ${bind(String(filter.limit + 1))}::bigint`,
+    parameters,
+  )
+  const page = rows.slice(0, filter.limit)
+  const last = page.at(-1)
+  const next =
+    last && rows.length > filter.limit ? JSON.stringify(makeCursor(textOf(last, 1), textOf(last, 2))) : 'null'
+  return Buffer.from(`{"jobs":[${page.map((row) => textOf(row, 0)).join(',')}],"next_cursor":${next}}`)
+}
+
+/** The lowest and the highest UUID that begin with `prefix`. */
+function uuidRange(prefix: string): [string, string] {
+  const lowest = '00000000-0000-0000-0000-000000000000'
+  const highest = 'ffffffff-ffff-ffff-ffff-ffffffffffff'
+  return [prefix + lowest.slice(prefix.length), prefix + highest.slice(prefix.length)]
+}
+
+function makeCursor(micros: string, id: string): string {
+  return Buffer.from(`${micros}.${id}`).toString('base64url')
+}
+
+function readCursor(cursor: string): { micros: string; id: string } {
+  const [, micros, id] = /^(\d{1,18})\.([0-9a-f-]{36})$/.exec(Buffer.from(cursor, 'base64url').toString()) ?? []
+  if (!micros || !id || !UUID.test(id))
+    throw new Problem('invalid_request', `cursor must be a next_cursor, not ${shown(cursor)}.`)
+  return { micros, id }
 }
 
 interface Head {
@@ -156,9 +211,8 @@ interface Head {
   extra: string | undefined
   ownCount: number
   lastPosition: number
-  inheritedCount: number
-  parentId: string | undefined
-  parentBound: number
+  /** Of a child: what it sees of each job in the line of its parents, the farthest first. */
+  inherited: Stretch[]
 }
 
 interface Page {
@@ -168,13 +222,13 @@ interface Page {
   identity: string | null
 }
 
-/** A run of a job's steps in order of position. */
+/** The steps of one job in the line, in order of position up to the bound. */
 interface Stretch {
+  /** 0 = the job that is read. */
+  generation: number
   sourceId: string
   bound: number
   count: number
-  /** Whose own steps hide those of the source; only for what a child inherits. */
-  shadow: { jobId: string; bound: number } | undefined
 }
 
 /** Reads the head and the first page; the rest is read while the client takes it. */
@@ -230,9 +284,9 @@ async function readHead(
     extra: textOrNull(row, 7) ?? undefined,
     ownCount: Number(textOf(row, 8)),
     lastPosition: Number(textOf(row, 9)),
-    inheritedCount: Number(textOrNull(row, 10) ?? 0),
-    parentId: textOrNull(row, 11) ?? undefined,
-    parentBound: Number(textOrNull(row, 12) ?? 0),
+    inherited: (JSON.parse(textOrNull(row, 10) ?? '[]') as [number, string, number, number][]).map(
+      ([generation, sourceId, bound, count]) => ({ generation, sourceId, bound, count }),
+    ),
   }
 }
 
@@ -281,18 +335,13 @@ const CLOSING = Buffer.from('}}')
 
 /** The members of completed_steps, a page at a time. Throws `CheckpointChanged` rather than give fewer than the head counted. */
 async function* readPages(read: Read, jobId: string, head: Head, firstDeadline: number): AsyncGenerator<Buffer> {
-  const own: Stretch = { sourceId: jobId, bound: head.lastPosition, count: head.ownCount, shadow: undefined }
-  const stretches = [own]
-  if (head.parentId !== undefined) {
-    const shadow = { jobId, bound: head.lastPosition }
-    stretches.unshift({ sourceId: head.parentId, bound: head.parentBound, count: head.inheritedCount, shadow })
-  }
+  const own: Stretch = { generation: 0, sourceId: jobId, bound: head.lastPosition, count: head.ownCount }
   let deadline: number | undefined = firstDeadline
-  for (const stretch of stretches) {
+  for (const stretch of [...head.inherited, own]) {
     let remaining = stretch.count
     let after = 0
     while (remaining > 0) {
-      const page = await readPage(read, { jobId, stretch, after, deadline })
+      const page = await readPage(read, { jobId, ownBound: head.lastPosition, stretch, after, deadline })
       deadline = undefined
       if (page.identity !== head.identity || page.count === 0 || page.count > remaining) throw new CheckpointChanged()
       remaining -= page.count
@@ -304,18 +353,11 @@ async function* readPages(read: Read, jobId: string, head: Head, firstDeadline: 
 
 async function readPage(
   read: Read,
-  options: { jobId: string; stretch: Stretch; after: number; deadline: number | undefined },
+  options: { jobId: string; ownBound: number; stretch: Stretch; after: number; deadline: number | undefined },
 ): Promise<Page> {
-  const { jobId, stretch, after, deadline } = options
-  const { sourceId, bound, shadow } = stretch
-  const parameters = [
-    jobId,
-    sourceId,
-    String(after),
-    String(bound),
-    shadow?.jobId ?? null,
-    shadow ? String(shadow.bound) : null,
-  ]
+  const { jobId, ownBound, stretch, after, deadline } = options
+  const { generation, sourceId, bound } = stretch
+  const parameters = [jobId, sourceId, String(after), String(bound), String(generation), String(ownBound)]
   const row = (await read(SELECT_PAGE, parameters, deadline))[0] as Row
   return {
     count: Number(textOf(row, 0)),

@@ -9,9 +9,9 @@ import {
   type Row,
   textArray,
   textOf,
-  textOrNull,
 } from './client.ts'
-import { openCheckpoint, readJob, readStep, readSteps, readTimeline, readVersion } from './journal-reader.ts'
+import { checkpointFull, createJournalCommands, jobFinished } from './journal-commands.ts'
+import { openCheckpoint, readJob, readJobs, readStep, readSteps, readTimeline, readVersion } from './journal-reader.ts'
 import type { CheckpointLimits, RecordRequest, RecordResult, StepOutcome, Store } from './store.ts'
 import { type BatchOutcome, createWriteCoalescer } from './write-coalescer.ts'
 
@@ -95,6 +95,7 @@ export function createJournalStore(options: JournalStoreOptions): Store {
   }
 
   return {
+    ...createJournalCommands(pools.slow, options.limits),
     recordSteps(request) {
       let bytes = 0
       for (const step of request.steps) bytes += step.result.byteLength
@@ -107,6 +108,7 @@ export function createJournalStore(options: JournalStoreOptions): Store {
     getSteps: (jobId, keys) => readSteps(read, jobId, keys),
     getTimeline: (jobId, page) => readTimeline(read, jobId, page),
     getJob: (jobId) => readJob(read, jobId),
+    listJobs: (filter) => readJobs(read, filter),
     checkReady,
     async close() {
       await coalescer.drained()
@@ -193,6 +195,11 @@ function recordOutcomes(
   rows: readonly Row[],
   limits: CheckpointLimits,
 ): BatchOutcome<RecordResult>[] {
+  const touched = new Set<string>()
+  let row = 0
+  for (const { jobId, steps } of requests) {
+    for (const _ of steps) if (textOf(rows[row++] as Row, 0) === 'recorded') touched.add(jobId)
+  }
   let next = 0
   return requests.map((request) => {
     const own = rows.slice(next, next + request.steps.length)
@@ -204,8 +211,14 @@ function recordOutcomes(
       else if (outcome === 'recorded' || outcome === 'unchanged') steps.push({ recorded: true })
       else return refusal(outcome, request.jobId, limits)
     }
-    return { kind: 'done', result: { version: textOrNull(own[0] as Row, 2) ?? '', steps } }
+    const version = textOf(own[0] as Row, 2)
+    return { kind: 'done', result: { version: touched.has(request.jobId) ? nextVersion(version) : version, steps } }
   })
+}
+
+/** The version after one more change, as cairn.version_text makes it. */
+function nextVersion(version: string): string {
+  return version.replace(/\.(\d+)/, (_, count: string) => `.${BigInt(count) + 1n}`)
 }
 
 function refusal(outcome: string, jobId: string, limits: CheckpointLimits): BatchOutcome<never> {
@@ -217,14 +230,9 @@ function refusal(outcome: string, jobId: string, limits: CheckpointLimits): Batc
     case 'source_changed':
       return { kind: 'refused', problem: new Problem('source_changed', SOURCE_CHANGED_DETAIL) }
     case 'job_finished':
-      return {
-        kind: 'refused',
-        problem: new Problem('job_finished', `Job ${jobId} is finished and takes no new steps.`),
-      }
-    case 'checkpoint_full': {
-      const detail = `Job ${jobId} may have ${limits.maxStepsPerJob} steps and ${limits.maxCheckpointBytes} bytes of results.`
-      return { kind: 'refused', problem: new Problem('checkpoint_full', detail) }
-    }
+      return { kind: 'refused', problem: jobFinished(jobId) }
+    case 'checkpoint_full':
+      return { kind: 'refused', problem: checkpointFull(jobId, limits) }
     default:
       throw new Error(`Unknown outcome of record_steps_v1: ${outcome}`)
   }

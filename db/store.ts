@@ -58,21 +58,78 @@ export interface TimelinePage {
   limit: number
 }
 
-/** What a job is and how far it got. Times are ISO 8601 in UTC; `bytes` counts the results' octets. */
-export interface JobSummary {
-  id: string
-  name: string | null
-  labels: Record<string, string>
-  status: 'open' | 'completed' | 'failed'
-  source_hash: string
-  step_count: number
-  failed_count: number
-  bytes: number
-  pending_keys: string[]
+export interface ChildMapping {
+  key: string
+  /** In lower case. */
+  childId: string
+}
+
+/** Parks a job on children, a sleep or an approval. Texts of JSON are kept as they are. */
+export interface Dispatch {
+  mode: string
+  /** All that the job waits for; holds the children's keys. */
+  keys: readonly string[]
+  children: readonly ChildMapping[]
+  /** An object; null = as it is. */
+  inputArgs: string | null
+  sourceHash: string
+  /** Timeline entries to open under `_step/<key>`; `extra` is an object. */
+  entries: readonly { key: string; extra: string }[]
+}
+
+/** Where a job stands after a dispatch or a child's news. */
+export interface ParkedState {
   version: string
-  created_at: string
-  updated_at: string
-  finished_at: string | null
+  pendingKeys: string[]
+}
+
+interface Timing {
+  startedAt: string | null
+  durationMs: number | null
+}
+
+/** A child's result, or its error (an object, with its message, a JSON text) to be kept as a failure marker. */
+export type ChildCompletion = Timing & ({ result: RawJson } | { error: RawJson; message: RawJson })
+
+/** A whole checkpoint to take the place of what is there. Texts of JSON are kept as they are. */
+export interface CheckpointReplacement {
+  sourceHash: string
+  steps: readonly { key: string; result: RawJson }[]
+  pending: { text: string; keys: readonly string[] } | null
+  inputArgs: string
+  children: readonly ChildMapping[]
+  executingKey: string | null
+  /** The members that Cairn does not know, as one object. */
+  extra: string | null
+  /** Versions of which one must be the job's; '*' = any job that is known; null = no condition. */
+  ifVersions: readonly string[] | null
+  /** Also while a dispatched child is pending. */
+  force: boolean
+}
+
+/** What is null stays as it is. `labels` and `inputArgs` are JSON objects. */
+export interface JobDescription {
+  name: string | null
+  labels: string | null
+  inputArgs: string | null
+  sourceHash: string
+}
+
+/** What a job ended with: a result, or a failure marker. */
+export interface JobEnd {
+  result: RawJson
+}
+
+/** Which jobs to list; all conditions must hold. */
+export interface JobFilter {
+  status?: 'open' | 'completed' | 'failed'
+  name?: string
+  label?: { name: string; value: string }
+  /** The beginning of the job's id, in lower case. */
+  prefix?: string
+  limit: number
+  /** Of the page before. */
+  cursor?: string
 }
 
 /**
@@ -95,7 +152,30 @@ export interface Store {
   getSteps(jobId: string, keys: readonly string[]): Promise<Buffer>
   /** `{"entries": [..], "next"}` in order of position. */
   getTimeline(jobId: string, page: TimelinePage): Promise<Buffer>
-  getJob(jobId: string): Promise<JobSummary | undefined>
+  /** The job as JSON, with its result once it is finished. */
+  getJob(jobId: string): Promise<Buffer | undefined>
+  /** `{"jobs", "next_cursor"}`, newest created first. */
+  listJobs(filter: JobFilter): Promise<Buffer>
+
+  /** Throws `source_changed`, `job_finished`, and `invalid_request` for a child that is somebody else's. */
+  dispatch(jobId: string, dispatch: Dispatch): Promise<ParkedState>
+  /** Throws `stale_child`. */
+  startChild(jobId: string, childId: string, startedAt: string | null): Promise<ParkedState & { key: string }>
+  /** Throws `stale_child`, `job_finished` and `checkpoint_full`. */
+  completeChild(jobId: string, childId: string, end: ChildCompletion): Promise<ParkedState & { key: string }>
+  /** The new version. Throws `precondition_failed`, `job_parked`, `job_finished` and `checkpoint_full`. */
+  putCheckpoint(jobId: string, checkpoint: CheckpointReplacement): Promise<string>
+  /** Throws `source_changed`. */
+  describeJob(jobId: string, job: JobDescription): Promise<{ version: string; created: boolean }>
+  /** The version. Throws `job_finished` when the job ended with something else. */
+  completeJob(jobId: string, end: JobEnd): Promise<string>
+  /** The version. Throws `job_not_found`. */
+  reopenJob(jobId: string): Promise<string>
+  /** Throws `job_parked`. */
+  forgetStep(jobId: string, key: string, force: boolean): Promise<void>
+  /** Throws `job_parked`. */
+  forgetJob(jobId: string, force: boolean): Promise<void>
+
   /** Throws unless the database answers in time and takes writes. */
   checkReady(): Promise<void>
   /** Waits for what was accepted, then closes the connections. */

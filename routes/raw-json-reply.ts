@@ -14,6 +14,7 @@ export function sendRawJson(reply: unknown, json: Buffer): FastifyReply {
 /** Sends JSON in pieces as the client takes them. If they fail half-way the connection breaks: nothing short looks whole. */
 export function sendRawJsonPieces(reply: unknown, pieces: AsyncIterable<Buffer>): FastifyReply {
   const { raw } = reply as FastifyReply
-  raw.socket?.setTimeout(READER_STALL_MS, () => raw.socket?.destroy())
+  // The reply's own timeout: a listener on the socket would stay behind with every reply of a kept-alive connection.
+  raw.setTimeout(READER_STALL_MS, () => raw.destroy())
   return (reply as FastifyReply).type(JSON_MEDIA_TYPE).send(Readable.from(pieces, { objectMode: false }))
 }

@@ -68,21 +68,29 @@ export async function recordRoutes(app: App, { store }: { store: Store }): Promi
 }
 
 async function recordStep(store: Store, request: FastifyRequest, reply: FastifyReply) {
+  const body = request.body as Static<typeof Body>
   const jobId = (request.params as { id: string }).id.toLowerCase()
-  const { key, result, started_at, duration_ms, source_hash } = request.body as Static<typeof Body>
+  const { key, result, source_hash } = body
   const record = result as RawJson
-  // A negative duration is a client's clock that stepped back: it tells nothing.
-  const durationMs = typeof duration_ms === 'number' && duration_ms >= 0 ? duration_ms : null
   if (!source_hash) request.log.debug({ job_id: jobId, key }, 'Drift protection is off: the step names no source hash')
   const { version } = await store.recordSteps({
     jobId,
     sourceHash: source_hash ?? '',
     firstStands: false,
-    steps: [{ key, result: record, startedAt: started_at ?? null, durationMs }],
+    steps: [{ key, result: record, ...readTiming(body) }],
   })
   const failure = record.isFailure ? `,"failure":${record.text()}` : ''
   return sendRawJson(
     reply,
     Buffer.from(`{"job_id":"${jobId}","key":${JSON.stringify(key)},"version":"${version}"${failure}}`),
   )
+}
+
+/** When a step ran, as far as its client says. A negative duration is a clock that stepped back: it tells nothing. */
+export function readTiming(body: { started_at?: string | null; duration_ms?: number | null }) {
+  const { started_at, duration_ms } = body
+  return {
+    startedAt: started_at ?? null,
+    durationMs: typeof duration_ms === 'number' && duration_ms >= 0 ? duration_ms : null,
+  }
 }

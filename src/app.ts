@@ -5,6 +5,8 @@ import type { TypeBoxTypeProvider } from '@fastify/type-provider-typebox'
 import Fastify, { type FastifyBaseLogger, type FastifyInstance, type FastifyRequest, LogController } from 'fastify'
 import type { Store } from '../db/store.ts'
 import { checkpointRoutes } from '../routes/checkpoint.ts'
+import { childRoutes } from '../routes/children.ts'
+import { dispatchRoutes } from '../routes/dispatch.ts'
 import { healthRoutes } from '../routes/health.ts'
 import { jobRoutes } from '../routes/jobs.ts'
 import { openapiRoutes } from '../routes/openapi.ts'
@@ -64,6 +66,7 @@ export async function buildApp(options: AppOptions): Promise<App> {
         removeAdditional: false,
         allowUnionTypes: true,
         verbose: true,
+        keywords: ['documentedAs'],
         formats: Object.fromEntries(Object.entries(INPUT_FORMATS).map(([name, format]) => [name, format.validate])),
       },
     },
@@ -93,6 +96,8 @@ export async function buildApp(options: AppOptions): Promise<App> {
   await app.register(stepRoutes, options)
   await app.register(timelineRoutes, options)
   await app.register(jobRoutes, options)
+  await app.register(dispatchRoutes, options)
+  await app.register(childRoutes, options)
   await app.register(healthRoutes, options)
   await app.register(openapiRoutes)
   refuseOtherMethods(app, methodsByUrl)

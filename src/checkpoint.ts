@@ -1,4 +1,4 @@
-import { type Static, Type } from '@sinclair/typebox'
+import { Type } from '@sinclair/typebox'
 
 /** UTF-8 octets of a step key: generous for a name, and short enough to be indexed whole. */
 export const MAX_KEY_BYTES = 1024
@@ -8,6 +8,13 @@ export const MAX_DURATION_MS = Number.MAX_SAFE_INTEGER
 export const VERSION_OF_NOTHING = '0'
 /** Characters of a source hash: room for any digest, written any way. */
 export const MAX_SOURCE_HASH_LENGTH = 1024
+
+/** Characters of a job's name, and of a label's name and value: text for people and filters. */
+export const MAX_NAME_LENGTH = 1024
+/** Labels of one job. */
+export const MAX_LABELS = 64
+/** Steps in one request of POST /jobs/:id/steps. */
+export const MAX_STEPS_PER_REQUEST = 1000
 
 export const JobId = Type.String({
   format: 'job-id',
@@ -47,6 +54,37 @@ export const SourceHash = Type.String({
   examples: ['9f86d081'],
 })
 
+export const JobName = Type.String({
+  format: 'job-name',
+  description: 'For people and filters.',
+  examples: ['order-1234'],
+})
+
+/** `{name, message, ..}`: kept verbatim inside the failure marker of the Windmill SDKs. */
+export const StepError = Type.Object(
+  { name: Type.String(), message: Type.String() },
+  {
+    additionalProperties: true,
+    description: 'What a failed step raised; any further members are kept.',
+    examples: [{ name: 'TimeoutError', message: 'no answer in 30 s' }],
+  },
+)
+
+export const Labels = Type.Record(Type.String(), Type.String(), {
+  description: `At most ${MAX_LABELS}; names without a colon.`,
+  examples: [{ tenant: 'acme' }],
+})
+
+export const JsonObject = Type.Record(Type.String(), Type.Unknown(), {
+  description: 'Any JSON object.',
+  examples: [{ order: 1234 }],
+})
+
+export const ChildIds = Type.Record(Type.String(), Type.String({ format: 'uuid' }), {
+  description: "Children's job ids by key.",
+  examples: [{ resize: '01939a7e-5b5c-7f3e-9d41-3c7f8a1d2e4c' }],
+})
+
 export const Version = Type.String({
   description: 'Opaque; changes with every change of the checkpoint and never comes back. "0": unknown job.',
   examples: ['6618adca36e89.2'],
@@ -77,7 +115,6 @@ export const Checkpoint = Type.Object(
   },
   { additionalProperties: true },
 )
-export type Checkpoint = Static<typeof Checkpoint>
 
 /** The members of a checkpoint that can be asked for by name. */
 export const CHECKPOINT_FIELDS = [
@@ -122,5 +159,16 @@ export const Job = Type.Object({
   created_at: Type.String({ format: 'date-time' }),
   updated_at: Type.String({ format: 'date-time' }),
   finished_at: Type.Union([Type.String({ format: 'date-time' }), Type.Null()]),
+  result: Type.Optional(
+    Type.Unknown({
+      description: 'What a finished job ended with, verbatim; not in lists. A failed job: the failure marker.',
+    }),
+  ),
 })
-export type Job = Static<typeof Job>
+
+export const JobList = Type.Object({
+  jobs: Type.Array(Job),
+  next_cursor: Type.Union([Type.String(), Type.Null()], {
+    description: 'The `cursor` of the next page; null at the end.',
+  }),
+})

@@ -1,7 +1,14 @@
-import { MAX_KEY_BYTES, MAX_SOURCE_HASH_LENGTH } from './checkpoint.ts'
+import { MAX_KEY_BYTES, MAX_NAME_LENGTH, MAX_SOURCE_HASH_LENGTH } from './checkpoint.ts'
 import { isStepTime } from './step-time.ts'
 
-const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+export const UUID = /^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$/i
+
+const NIL_UUID = '00000000-0000-0000-0000-000000000000'
+
+/** Whether a Postgres text can hold it, and every JSON reader can read it. */
+export function isStorableText(text: string): boolean {
+  return !text.includes('\u0000') && text.isWellFormed()
+}
 
 /** The text formats that schemas name, with the rule as an error tells it. */
 export const INPUT_FORMATS = {
@@ -13,7 +20,7 @@ export const INPUT_FORMATS = {
     validate: (text: string) => {
       // UTF-8 has at least one octet and at most three for each UTF-16 unit.
       const shortEnough = text.length * 3 <= MAX_KEY_BYTES || Buffer.byteLength(text) <= MAX_KEY_BYTES
-      return text.length > 0 && shortEnough && !text.includes('\u0000') && text.isWellFormed()
+      return text.length > 0 && shortEnough && isStorableText(text)
     },
     rule: `must be 1 to ${MAX_KEY_BYTES} bytes of UTF-8 text without U+0000 and without lone surrogates`,
   },
@@ -22,9 +29,16 @@ export const INPUT_FORMATS = {
     rule: 'must be a real date and time like 2026-12-01T01:45:06.357Z',
   },
   'source-hash': {
-    validate: (text: string) =>
-      text.length <= MAX_SOURCE_HASH_LENGTH && !text.includes('\u0000') && text.isWellFormed(),
+    validate: (text: string) => text.length <= MAX_SOURCE_HASH_LENGTH && isStorableText(text),
     rule: `must be at most ${MAX_SOURCE_HASH_LENGTH} characters without U+0000 and without lone surrogates`,
+  },
+  'job-name': {
+    validate: (text: string) => text.length > 0 && text.length <= MAX_NAME_LENGTH && isStorableText(text),
+    rule: `must be 1 to ${MAX_NAME_LENGTH} characters without U+0000 and without lone surrogates`,
+  },
+  'id-prefix': {
+    validate: (text: string) => text.length > 0 && text.length <= 36 && UUID.test(text + NIL_UUID.slice(text.length)),
+    rule: 'must be the beginning of a UUID',
   },
   'natural-number': {
     validate: (text: string) => /^\d{1,15}$/.test(text),

@@ -118,11 +118,9 @@ function announce({
     logger.info({ url }, 'Listening')
     return
   }
-  const database = embedded ? `embedded Postgres, data in ${embedded.dataDir}` : `Postgres at DATABASE_URL`
   const lines = [
     `Cairn listens on ${url}`,
-    `Database: ${database}`,
-    ...(embedded?.notes ?? []),
+    ...(embedded?.notes ?? ['Data: in the Postgres of DATABASE_URL']),
     'Try:',
     `  curl -X POST ${url}/jobs/01939a7e-5b5c-7f3e-9d41-3c7f8a1d2e4b/inline-checkpoint -H 'content-type: application/json' -d '{"key":"greet","result":"hello"}'`,
     `  curl ${url}/jobs/01939a7e-5b5c-7f3e-9d41-3c7f8a1d2e4b/checkpoint`,

@@ -1,7 +1,8 @@
 import { readFileSync } from 'node:fs'
 import type { SwaggerOptions } from '@fastify/swagger'
 import { type TSchema, Type } from '@sinclair/typebox'
-import { Checkpoint, Job, Timeline } from './checkpoint.ts'
+import type { FastifySchema } from 'fastify'
+import { Checkpoint, Job, JobList, Timeline } from './checkpoint.ts'
 import { PROBLEM_CODES, type ProblemCode, problemStatus } from './problems.ts'
 
 const { version } = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')) as { version: string }
@@ -25,6 +26,7 @@ export const SHARED_SCHEMAS: TSchema[] = [
   { ...Checkpoint, $id: 'Checkpoint' },
   { ...Timeline, $id: 'Timeline' },
   { ...Job, $id: 'Job' },
+  { ...JobList, $id: 'JobList' },
 ]
 
 /** What any request can meet, whatever it asks for. */
@@ -55,6 +57,22 @@ export function problemReplies(...codes: ProblemCode[]): Record<number, unknown>
   return replies
 }
 
+/**
+ * A member that handlers check themselves, since the scanner keeps it unparsed: Ajv lets it pass, and the description
+ * shows `schema`.
+ */
+export function checkedByHand<T>(schema: TSchema) {
+  return Type.Unsafe<T>({ documentedAs: schema })
+}
+
+/** Puts what `checkedByHand` documents in its place. */
+function withDocumentation(node: unknown): unknown {
+  if (Array.isArray(node)) return node.map(withDocumentation)
+  if (node === null || typeof node !== 'object') return node
+  if ('documentedAs' in node) return withDocumentation(node.documentedAs)
+  return Object.fromEntries(Object.entries(node).map(([name, value]) => [name, withDocumentation(value)]))
+}
+
 /** An optional member, for which null counts as absent. */
 export function nullable<S extends TSchema>(schema: S) {
   return Type.Optional(Type.Unsafe<S['static'] | null>({ ...schema, type: [schema.type, 'null'] }))
@@ -71,10 +89,13 @@ export const openapiDocument: SwaggerOptions = {
       license: { name: 'Apache-2.0', identifier: 'Apache-2.0' },
     },
     tags: [
+      { name: 'engines', description: 'Parking jobs on children, sleeps and approvals; replacing checkpoints.' },
+      { name: 'jobs', description: 'Describing, listing, finishing and forgetting jobs.' },
       { name: 'recording', description: 'Recording finished steps.' },
       { name: 'reading', description: 'Reading checkpoints, results, timelines and jobs.' },
       { name: 'operations', description: 'For orchestrators and tools.' },
     ],
   },
+  transform: ({ schema, url }) => ({ schema: withDocumentation(schema) as FastifySchema, url }),
   refResolver: { buildLocalReference: (json, _base, _fragment, index) => String(json.$id ?? `schema-${index}`) },
 }

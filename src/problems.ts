@@ -110,12 +110,16 @@ export function sendProblem(request: FastifyRequest, reply: FastifyReply, error:
   if (status === 503) reply.header('retry-after', String(RETRY_AFTER_S))
   // What is left of a refused body is read and dropped, so that the client can read the answer.
   if (!request.raw.complete) request.raw.resume()
-  return reply
-    .code(status)
-    .headers(problem.headers)
-    .type(PROBLEM_MEDIA_TYPE)
-    .serializer(JSON.stringify)
-    .send(problemDocument(problem, request.id))
+  return (
+    reply
+      .code(status)
+      // Once more, since what the framework refuses runs no hooks.
+      .header('x-request-id', request.id)
+      .headers(problem.headers)
+      .type(PROBLEM_MEDIA_TYPE)
+      .serializer(JSON.stringify)
+      .send(problemDocument(problem, request.id))
+  )
 }
 
 function toProblem(error: unknown): Problem {

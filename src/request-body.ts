@@ -1,6 +1,6 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { createJsonScanner, InvalidJson, type Shape } from './json-scanner.ts'
-import { Problem } from './problems.ts'
+import { createJsonScanner, InvalidJson, RawJson, type Shape } from './json-scanner.ts'
+import { Problem, shown } from './problems.ts'
 
 /** Octets of request bodies that are in memory at the same time; beyond, requests are refused with 503. */
 export const BODIES_IN_FLIGHT_BYTES = 256 * 1024 * 1024
@@ -10,8 +10,10 @@ const FIRST_CAPACITY = 64 * 1024
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** How the route's body is scanned; a route without one takes no body. */
+    /** How the route's body is scanned. A route without one has no use for a body, and lets a small one pass. */
     shape?: Shape
+    /** A body of no octets counts as absent, as it does for routes without a shape. */
+    bodyOptional?: boolean
   }
 }
 
@@ -32,7 +34,8 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
     if (encoding !== undefined && encoding.toLowerCase() !== 'identity') {
       return done(new Problem('unsupported_media_type', `The body must not be encoded, not even as ${encoding}.`))
     }
-    const scanner = createJsonScanner(request.routeOptions.config.shape ?? 'value', { maxDepth: limits.maxResultDepth })
+    const { shape = 'value', bodyOptional = shape === 'value' } = request.routeOptions.config
+    const scanner = createJsonScanner(shape, { maxDepth: limits.maxResultDepth })
     let body: Buffer = Buffer.alloc(0)
     let length = 0
     let taken = 0
@@ -91,8 +94,10 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
     })
     payload.once('end', () => {
       if (over) return
+      if (length === 0 && bodyOptional) return finish(null)
       try {
-        finish(null, scanner.finish(body, length))
+        const value = scanner.finish(body, length)
+        finish(shape !== 'value' && value instanceof RawJson ? notAnObject(value) : null, value)
       } catch (error) {
         finish(toProblem(error))
       }
@@ -104,6 +109,10 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
 
 function tooLarge(maxBodyBytes: number): Problem {
   return new Problem('payload_too_large', `The body must be at most ${maxBodyBytes} bytes long.`)
+}
+
+function notAnObject(value: RawJson): Problem {
+  return new Problem('invalid_request', `The body must be a JSON object, not ${shown(value)}.`)
 }
 
 function toProblem(error: unknown): Error {

@@ -1,27 +1,26 @@
 import { randomUUID } from 'node:crypto'
-import { chmod, mkdtemp, rm } from 'node:fs/promises'
 import os from 'node:os'
-import path from 'node:path'
 import { after } from 'node:test'
 import postgres from 'postgres'
-import { type EmbeddedPostgres, startEmbeddedPostgres } from '../src/embedded-postgres.ts'
-
-let ownServer: Promise<EmbeddedPostgres> | undefined
+import { startDatabaseServer } from './database-server.ts'
 
 /** For a test file that runs alone, without test/run.ts. */
-async function startOwnServer(): Promise<EmbeddedPostgres> {
-  const dataDir = await mkdtemp(path.join(os.tmpdir(), 'cairn-test-'))
-  await chmod(dataDir, 0o711)
-  return startEmbeddedPostgres({ dataDir, settings: { max_connections: '200' } })
-}
+let ownServer: ReturnType<typeof startDatabaseServer> | undefined
 
 // Registered while the file loads, so that it belongs to the whole file and not to the test that came first.
-after(async () => {
+after(stopOwnServer)
+
+async function stopOwnServer(): Promise<void> {
   const server = await ownServer
-  if (!server) return
-  await server.stop()
-  for (const dir of [path.dirname(server.clusterDir), server.dataDir]) await rm(dir, { recursive: true, force: true })
-})
+  await server?.stop()
+}
+
+function startOwnServer(): ReturnType<typeof startDatabaseServer> {
+  for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+    process.once(signal, () => stopOwnServer().finally(() => process.exit(128 + os.constants.signals[signal])))
+  }
+  return startDatabaseServer()
+}
 
 /** The URL of a role that may create databases, on the server that the tests share. */
 export async function serverUrl(): Promise<string> {

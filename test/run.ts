@@ -1,9 +1,9 @@
-import { spawn } from 'node:child_process'
-import { chmod, mkdtemp, readdir, rm } from 'node:fs/promises'
+import { type ChildProcess, spawn } from 'node:child_process'
+import { readdir } from 'node:fs/promises'
 import os from 'node:os'
 import path from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { startEmbeddedPostgres } from '../src/embedded-postgres.ts'
+import { startDatabaseServer } from './database-server.ts'
 
 // `npm test [-- files, folders or parts of paths] [--flags for node --test]`: one database server for all test files.
 const root = fileURLToPath(new URL('..', import.meta.url))
@@ -33,23 +33,37 @@ function defaultFlags(given: string[]): string[] {
   return flags.filter((flag) => !given.some((other) => other.split('=')[0] === flag.split('=')[0]))
 }
 
-/** A folder below the system's temporary one that other users may enter, so that root's Postgres can lie in it. */
-async function makeDataDir(): Promise<string> {
-  const dir = await mkdtemp(path.join(os.tmpdir(), 'cairn-test-'))
-  await chmod(dir, 0o711)
-  return dir
+interface Tests {
+  start(args: string[], databaseUrl: string): Promise<number>
 }
 
-function runTests(args: string[], env: NodeJS.ProcessEnv): Promise<number> {
-  return new Promise((resolve, reject) => {
-    const child = spawn(process.execPath, ['--import', 'tsx', '--test', ...args], { cwd: root, env, stdio: 'inherit' })
-    child.once('error', reject)
-    child.once('exit', (code, signal) => resolve(code ?? 128 + (signal ? os.constants.signals[signal] : 0)))
-    let signals = 0
-    for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
-      process.on(signal, () => child.kill(signals++ === 0 ? signal : 'SIGKILL'))
-    }
-  })
+/** Signals go to the tests, the second one as SIGKILL; one that comes before they run keeps them from starting. */
+function listenForSignals(): Tests {
+  let child: ChildProcess | undefined
+  let received: NodeJS.Signals | undefined
+  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+    process.on(signal, () => {
+      child?.kill(received ? 'SIGKILL' : signal)
+      received = signal
+    })
+  }
+  const exitCode = (signal: NodeJS.Signals) => 128 + os.constants.signals[signal]
+  return {
+    start(args, databaseUrl) {
+      if (received) return Promise.resolve(exitCode(received))
+      const env = { ...process.env, CAIRN_TEST_POSTGRES_URL: databaseUrl }
+      const running = spawn(process.execPath, ['--import', 'tsx', '--test', ...args], {
+        cwd: root,
+        env,
+        stdio: 'inherit',
+      })
+      child = running
+      return new Promise((resolve, reject) => {
+        running.once('error', reject)
+        running.once('exit', (code, signal) => resolve(code ?? exitCode(signal ?? 'SIGKILL')))
+      })
+    },
+  }
 }
 
 async function main(): Promise<number> {
@@ -57,16 +71,14 @@ async function main(): Promise<number> {
   const flags = given.filter((argument) => argument.startsWith('--'))
   const files = await findTestFiles(given.filter((argument) => !argument.startsWith('--')))
   const args = [...defaultFlags(flags), ...flags, ...files]
-  if (process.env.CAIRN_TEST_DATABASE_URL) {
-    return runTests(args, { ...process.env, CAIRN_TEST_POSTGRES_URL: process.env.CAIRN_TEST_DATABASE_URL })
-  }
-  const dataDir = await makeDataDir()
-  const server = await startEmbeddedPostgres({ dataDir, settings: { max_connections: '200' }, log: console.error })
+  const tests = listenForSignals()
+  const existing = process.env.CAIRN_TEST_DATABASE_URL
+  if (existing) return tests.start(args, existing)
+  const server = await startDatabaseServer()
   try {
-    return await runTests(args, { ...process.env, CAIRN_TEST_POSTGRES_URL: server.url })
+    return await tests.start(args, server.url)
   } finally {
     await server.stop()
-    for (const dir of [path.dirname(server.clusterDir), dataDir]) await rm(dir, { recursive: true, force: true })
   }
 }
 

@@ -24,6 +24,8 @@ create table cairn.job (
   change_count bigint not null default 0,
   -- Moves when steps are forgotten or replaced as a whole: a reader between two pages then knows to begin anew.
   rewrite_count bigint not null default 0,
+  -- Moves when a result that was there is replaced or forgotten: then children's checkpoints change as well.
+  replace_count bigint not null default 0,
   -- The highest position given to a step or child of this job.
   last_position bigint not null default 0,
   -- Of this job's own steps that have a result.
@@ -101,11 +103,6 @@ create table cairn.child (
 create unique index child_by_key on cairn.child (job_id, key) where key is not null;
 create unique index child_by_position on cairn.child (job_id, position);
 
--- The opaque version that clients see: never the same twice, not even for a job deleted and made anew.
-create function cairn.version_text(created_at timestamptz, change_count bigint) returns text
-language sql stable parallel safe
-return to_hex((extract(epoch from created_at) * 1000000)::bigint) || '.' || change_count::text;
-
 -- A time as JSON and the Windmill front end read it.
 create function cairn.utc_text(moment timestamptz) returns text
 language sql stable parallel safe
@@ -122,6 +119,56 @@ begin
 end
 $$;
 
+-- Whose steps a job's checkpoint shows, and up to which position: the job itself (generation 0), and for a child the job
+-- that dispatched it, that one's own parent, and so on. A parent that was deleted and made anew is not the same parent.
+create function cairn.lineage(job_id uuid) returns table (generation integer, source_id uuid, bound bigint)
+language sql stable parallel safe
+begin atomic
+  with recursive line as (
+    select 0 as generation, j.id as source_id, j.last_position as bound, j.parent_id, j.parent_created_at, j.parent_bound
+    from cairn.job j where j.id = lineage.job_id
+    union all
+    select line.generation + 1, parent.id, line.parent_bound,
+      parent.parent_id, parent.parent_created_at, parent.parent_bound
+    from line
+    join cairn.job parent on parent.id = line.parent_id and parent.created_at = line.parent_created_at
+  )
+  select line.generation, line.source_id, line.bound from line;
+end;
+
+create function cairn.creation_text(created_at timestamptz) returns text
+language sql stable parallel safe
+return to_hex((extract(epoch from created_at) * 1000000)::bigint);
+
+create function cairn.inherited_version(job_id uuid) returns text
+language sql stable parallel safe
+begin atomic
+  select coalesce(
+    string_agg('~' || cairn.creation_text(j.created_at) || '.' || j.replace_count::text, '' order by line.generation), '~')
+  from cairn.lineage(inherited_version.job_id) as line
+  join cairn.job j on j.id = line.source_id
+  where line.generation > 0;
+end;
+
+-- The opaque version that clients see: never the same twice, not even for a job deleted and made anew. That of a child
+-- also moves with what it sees of its parents.
+create function cairn.version_text(shown cairn.job) returns text
+language sql stable parallel safe
+return cairn.creation_text(shown.created_at) || '.' || shown.change_count::text
+  || case when shown.parent_id is null then '' else cairn.inherited_version(shown.id) end;
+
+-- What a child's checkpoint shows under a key that the child has not recorded itself; null if nothing.
+create function cairn.inherited_result(job_id uuid, wanted text) returns json
+language sql stable parallel safe
+begin atomic
+  select s.result
+  from cairn.lineage(inherited_result.job_id) as line
+  join cairn.step s on s.job_id = line.source_id and s.key = wanted and s.position <= line.bound and s.result is not null
+  where line.generation > 0
+  order by line.generation
+  limit 1;
+end;
+
 -- Records a batch of steps; each argument array has one element per step.
 --
 -- Requirements of the caller: within one call each (job, key) stands at most once, the steps of one job name at most
@@ -137,6 +184,8 @@ $$;
 --   single          near a limit: send each request in a call of its own
 --   busy            somebody else holds the job's row
 --   retry           the job was deleted in between
+-- version: the job's before the call. After it, the count behind the dot is one higher where any step was recorded.
+-- (Joining the updated rows for it would cost a batch of 256 more than its writes.)
 -- Of a job with any other outcome than recorded among the steps of one request, none of that request was written
 -- (unchanged and stands excepted, which write nothing by themselves).
 create function cairn.record_steps_v1(
@@ -227,7 +276,7 @@ begin
         when i.job_id = any (tight) then 'single'
         when i.hash <> '' and j.source_hash <> '' and i.hash <> j.source_hash then 'source_changed'
         when i.first_stands and e.result is not null then 'stands'
-        when i.first_stands and j.parent_id is not null and inherited.result is not null then 'stands'
+        when i.first_stands and j.parent_id is not null and cairn.inherited_result(j.id, i.key) is not null then 'stands'
         when e.result::text = i.result
           and (i.started_at is null or i.started_at = e.started_at)
           and (i.duration_ms is null or i.duration_ms = e.duration_ms) then 'unchanged'
@@ -235,18 +284,15 @@ begin
         when i.job_id = any (full_jobs) then 'checkpoint_full'
         else 'recorded'
       end as outcome,
-      case when i.first_stands then coalesce(e.result, inherited.result)::text end as stored,
-      cairn.version_text(j.created_at, j.change_count) as version
+      case
+        when i.first_stands and e.result is not null then e.result::text
+        when i.first_stands and j.parent_id is not null then cairn.inherited_result(j.id, i.key)::text
+      end as stored,
+      cairn.version_text(j) as version
     from unnest(job_ids, keys, results, failures, starts, durations, hashes, firsts) with ordinality
       as i (job_id, key, result, failed, started_at, duration_ms, hash, first_stands, no)
     left join cairn.job j on j.id = i.job_id
     left join cairn.step e on e.job_id = i.job_id and e.key = i.key
-    left join lateral (
-      select p.result
-      from cairn.job parent
-      join cairn.step p on p.job_id = parent.id and p.key = i.key and p.position <= j.parent_bound
-      where parent.id = j.parent_id and parent.created_at = j.parent_created_at
-    ) as inherited on true
   ),
   written as (
     insert into cairn.step as s
@@ -271,6 +317,7 @@ begin
       last_position = j.last_position + sums.added_steps,
       step_count = j.step_count + sums.added_steps,
       failed_count = j.failed_count + sums.added_failures,
+      replace_count = j.replace_count + sums.replaced_steps,
       bytes = j.bytes + sums.added_bytes,
       source_hash = case when j.source_hash = '' then sums.hash else j.source_hash end,
       -- Dropped when no key is left without a result. (A subquery without a row sets both to null.)
@@ -281,12 +328,14 @@ begin
             select from judged r where r.job_id = j.id and r.key = awaited.key and r.outcome = 'recorded')
           and not exists (
             select from cairn.step s where s.job_id = j.id and s.key = awaited.key and s.result is not null)
+          and (j.parent_id is null or cairn.inherited_result(j.id, awaited.key) is null)
         limit 1
       )
     from (
       select
         r.job_id,
         count(*) filter (where not r.completed) as added_steps,
+        count(*) filter (where r.completed) as replaced_steps,
         count(*) filter (where r.failed) - count(*) filter (where r.was_failed) as added_failures,
         sum(r.bytes - r.old_bytes) as added_bytes,
         max(r.hash) as hash
@@ -295,12 +344,8 @@ begin
       group by r.job_id
     ) as sums
     where j.id = sums.job_id
-    returning j.id, cairn.version_text(j.created_at, j.change_count) as version
   )
-  select judged.outcome, judged.stored, coalesce(touched.version, judged.version)
-  from judged
-  left join touched on touched.id = judged.job_id
-  order by judged.no;
+  select judged.outcome, judged.stored, judged.version from judged order by judged.no;
 
   -- A job that was created for a step which then was refused leaves no trace.
   if created_count > 0 then
@@ -318,20 +363,19 @@ return left(json_strip_nulls(json_build_object(
     'scheduled_for', scheduled_for, 'started_at', started_at, 'name', name, 'duration_ms', duration_ms))::text, -1)
   || case when extra is null or extra::text = '{}' then '}' else ',' || substr(extra::text, 2) end;
 
--- The steps that a job's checkpoint shows: for a child those of its parent up to the bound, then its own over them.
-create function cairn.visible_steps(shown cairn.job)
+-- The steps that a job's checkpoint shows: of each key the nearest in the line.
+create function cairn.visible_steps(job_id uuid)
 returns table (generation integer, "position" bigint, key text, result json)
 language sql stable parallel safe
 begin atomic
-  select 0, p.position, p.key, p.result
-  from cairn.job parent
-  join cairn.step p on p.job_id = parent.id and p.position <= shown.parent_bound and p.result is not null
-  where parent.id = shown.parent_id and parent.created_at = shown.parent_created_at
-    and not exists (select from cairn.step s where s.job_id = shown.id and s.key = p.key and s.result is not null)
-  union all
-  select 1, s.position, s.key, s.result
-  from cairn.step s
-  where s.job_id = shown.id and s.result is not null;
+  with line as materialized (select * from cairn.lineage(visible_steps.job_id))
+  select line.generation, s.position, s.key, s.result
+  from line
+  join cairn.step s on s.job_id = line.source_id and s.position <= line.bound and s.result is not null
+  where not exists (
+    select from line as nearer
+    join cairn.step own on own.job_id = nearer.source_id and own.key = s.key and own.position <= nearer.bound
+    where nearer.generation < line.generation and own.result is not null);
 end;
 
 -- For readers that know Windmill's table: the document that Windmill keeps for a job. Text is put together as text, so
@@ -342,8 +386,8 @@ select
   (
     '{"_checkpoint":{"source_hash":' || to_json(j.source_hash)::text
     || ',"completed_steps":{' || coalesce((
-      select string_agg(to_json(v.key)::text || ':' || v.result::text, ',' order by v.generation, v.position)
-      from cairn.visible_steps(j) v), '') || '}'
+      select string_agg(to_json(v.key)::text || ':' || v.result::text, ',' order by v.generation desc, v.position)
+      from cairn.visible_steps(j.id) v), '') || '}'
     || coalesce(',"pending_steps":' || j.pending::text, '')
     || ',"input_args":' || j.input_args::text
     || ',"job_ids":{' || coalesce((

@@ -21,10 +21,25 @@ const isRoot = process.geteuid?.() === 0
 const MODULE_URL = new URL('../../src/embedded-postgres.ts', import.meta.url).href
 
 const made: string[] = []
+const servers: EmbeddedPostgres[] = []
+const children: ChildProcess[] = []
 
-after(async () => {
-  for (const dir of made) await fs.rm(dir, { recursive: true, force: true })
-})
+after(removeAll)
+for (const signal of ['SIGINT', 'SIGTERM'] as const) {
+  process.once(signal, () => removeAll().finally(() => process.exit(128 + os.constants.signals[signal])))
+}
+
+/** Also ends the servers that a test left running, which is what many of these tests are about. */
+async function removeAll(): Promise<void> {
+  for (const child of children) child.kill('SIGKILL')
+  await Promise.allSettled(servers.map((server) => server.stop()))
+  for (const dir of made) {
+    const pidFile = await fs.readFile(path.join(dir, 'postgres', 'postmaster.pid'), 'utf8').catch(() => '')
+    const pid = Number.parseInt(pidFile, 10)
+    if (pid > 0) spawn('kill', ['-QUIT', String(pid)], { stdio: 'ignore' })
+    await fs.rm(dir, { recursive: true, force: true, maxRetries: 5 })
+  }
+}
 
 async function makeDir(mode = 0o711): Promise<string> {
   const dir = await fs.mkdtemp(path.join(os.tmpdir(), 'cairn-embedded-'))
@@ -38,6 +53,7 @@ const shared = await makeDir()
 
 async function start(t: TestContext, options: EmbeddedPostgresOptions): Promise<EmbeddedPostgres> {
   const server = await startEmbeddedPostgres(options)
+  servers.push(server)
   t.after(() => server.stop())
   return server
 }
@@ -84,6 +100,7 @@ function startElsewhere(t: TestContext, dataDir: string): ChildProcess & { stdou
     cwd: fileURLToPath(new URL('../..', import.meta.url)),
     stdio: ['ignore', 'pipe', 'inherit'],
   })
+  children.push(child)
   t.after(() => child.kill('SIGKILL'))
   return child as ChildProcess & { stdout: NodeJS.ReadableStream }
 }
