@@ -3,13 +3,13 @@
  * with every round's figures, under bench/results/<time>.
  *
  *   --quick             one round, one seed pool, smaller checkpoints: does it run, not how fast is it
- *   --rounds=3          rounds a contender
+ *   --rounds=3          rounds; short workloads take three turns a round
  *   --only=a,b          some of: comparison, early-and-late, memory, big-body
  *   --database-url=URL  a Postgres to use instead of an embedded one; the role must be a superuser or pg_checkpoint
  */
 import { execFileSync } from 'node:child_process'
 import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises'
-import { availableParallelism, cpus } from 'node:os'
+import { availableParallelism, cpus, loadavg } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
@@ -38,7 +38,7 @@ if (!Number.isInteger(rounds) || rounds < 1) throw new Error(`--rounds must be a
 
 const measurements: Record<string, Measurement> = {
   comparison: (databases, generator) =>
-    compareWithSeed(databases, generator, { rounds, pools: quick ? [10] : SEED_POOLS, secondsScale: quick ? 0.25 : 1 }),
+    compareWithSeed(databases, generator, { rounds, pools: quick ? [10] : SEED_POOLS }),
   'early-and-late': (databases, generator) =>
     measureEarlyAndLate(databases, generator, { longJobs: quick ? 1 : 3, longJobSteps: 10_000 }),
   memory: (databases, generator) => measureReaderMemory(databases, generator, { sizeScale: quick ? 0.2 : 1 }),
@@ -50,6 +50,8 @@ if (unknown.length > 0)
   throw new Error(`--only knows ${Object.keys(measurements).join(', ')}, not ${unknown.join(', ')}`)
 
 const startedAt = new Date()
+// Whatever else runs on the machine is in every figure: at rest this is near zero.
+const loadBefore = loadavg()[0] ?? Number.NaN
 const toStop: (() => Promise<unknown>)[] = []
 
 try {
@@ -70,7 +72,7 @@ try {
     sections.push(measured.markdown)
     data[name] = measured.data
   }
-  await keep(sections.join('\n\n'), { startedAt, rounds, quick, postgres: databases.settings, ...data })
+  await keep(sections.join('\n\n'), { startedAt, loadBefore, rounds, quick, postgres: databases.settings, ...data })
 } finally {
   await stopAll()
 }
@@ -99,7 +101,8 @@ function describeMachine(databases: DatabaseServer): string {
   return [
     `# Benchmark of ${startedAt.toISOString().slice(0, 10)}${quick ? ' (quick: figures are not to be quoted)' : ''}`,
     '',
-    `${availableParallelism()} x ${cpus()[0]?.model.trim() ?? 'unknown CPU'}, shared by load generator, server and Postgres. ` +
+    `${availableParallelism()} x ${cpus()[0]?.model.trim() ?? 'unknown CPU'}, shared by load generator, server and Postgres; ` +
+      `load average before the run ${loadBefore.toFixed(2)}. ` +
       `Node ${process.versions.node}, Postgres ${databases.version} (${settings.join(', ')}). ` +
       `Commit ${currentCommit()}. Medians of ${rounds} rounds.`,
   ].join('\n')

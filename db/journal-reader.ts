@@ -35,13 +35,14 @@ const SELECT_HEAD = `
       from cairn.child c where c.job_id = j.id and c.key is not null), '') || '}' end,
     to_json(j.executing_key)::text, j.extra::text, j.step_count, j.last_position,
     case when $3::text::boolean and j.parent_id is not null then (
-      select json_agg(json_build_array(line.generation, line.source_id, line.bound, (
+      select json_agg(json_build_array(line.generation, line.source_number, line.bound, (
         select count(*) from cairn.visible_steps(j.id) v where v.generation = line.generation))
         order by line.generation desc)
-      from cairn.lineage(j.id) line where line.generation > 0)::text end
+      from cairn.lineage(j.id) line where line.generation > 0)::text end,
+    j.number
   from cairn.job j where j.id = $1`
 
-// $1 the job that is read, $2 the job whose steps are read (itself, or one it inherits from, $5 generations up), behind
+// $1 the job that is read, $2 the number of that whose steps are read (itself, or one it inherits from, $5 generations up), behind
 // position $3 and up to $4; without those of nearer generations, of the job itself up to position $6. The text is put
 // together here, so that a page reaches Node as one piece.
 const SELECT_PAGE = `
@@ -58,7 +59,7 @@ const SELECT_PAGE = `
       sum(s.bytes + octet_length(s.key)) over (order by s.position) - s.bytes - octet_length(s.key) as preceding_bytes
     from (
       select key, result, position, bytes from cairn.step
-      where job_id = $2 and position > $3 and position <= $4 and result is not null
+      where job_number = $2 and position > $3 and position <= $4 and result is not null
         and ($5::integer = 0 or not exists (
           select from nearer join cairn.step own on own.job_id = nearer.source_id and own.key = cairn.step.key
           where own.result is not null and own.position <= nearer.bound))
@@ -94,8 +95,8 @@ const SELECT_TIMELINE = `
           'status', case when s.result is null then 'running' when s.failed then 'failed' else 'completed' end,
           'scheduled_for', s.scheduled_for, 'started_at', s.started_at, 'duration_ms', s.duration_ms,
           'bytes', case when s.result is not null then s.bytes end, 'position', s.position)) as entry
-        from cairn.step s
-        where s.job_id = $1 and s.position > $2 and s.scheduled_for is not null
+        from cairn.job j join cairn.step s on s.job_number = j.number
+        where j.id = $1 and s.position > $2 and s.scheduled_for is not null
         order by s.position limit $3::bigint + 1
       ) union all (
         select c.position, json_strip_nulls(json_build_object(
@@ -213,6 +214,7 @@ interface Head {
   lastPosition: number
   /** Of a child: what it sees of each job in the line of its parents, the farthest first. */
   inherited: Stretch[]
+  number: number
 }
 
 interface Page {
@@ -226,7 +228,8 @@ interface Page {
 interface Stretch {
   /** 0 = the job that is read. */
   generation: number
-  sourceId: string
+  /** The number of that job. */
+  source: number
   bound: number
   count: number
 }
@@ -284,9 +287,10 @@ async function readHead(
     extra: textOrNull(row, 7) ?? undefined,
     ownCount: Number(textOf(row, 8)),
     lastPosition: Number(textOf(row, 9)),
-    inherited: (JSON.parse(textOrNull(row, 10) ?? '[]') as [number, string, number, number][]).map(
-      ([generation, sourceId, bound, count]) => ({ generation, sourceId, bound, count }),
+    inherited: (JSON.parse(textOrNull(row, 10) ?? '[]') as [number, number, number, number][]).map(
+      ([generation, source, bound, count]) => ({ generation, source, bound, count }),
     ),
+    number: Number(textOf(row, 11)),
   }
 }
 
@@ -335,7 +339,7 @@ const CLOSING = Buffer.from('}}')
 
 /** The members of completed_steps, a page at a time. Throws `CheckpointChanged` rather than give fewer than the head counted. */
 async function* readPages(read: Read, jobId: string, head: Head, firstDeadline: number): AsyncGenerator<Buffer> {
-  const own: Stretch = { generation: 0, sourceId: jobId, bound: head.lastPosition, count: head.ownCount }
+  const own: Stretch = { generation: 0, source: head.number, bound: head.lastPosition, count: head.ownCount }
   let deadline: number | undefined = firstDeadline
   for (const stretch of [...head.inherited, own]) {
     let remaining = stretch.count
@@ -356,8 +360,8 @@ async function readPage(
   options: { jobId: string; ownBound: number; stretch: Stretch; after: number; deadline: number | undefined },
 ): Promise<Page> {
   const { jobId, ownBound, stretch, after, deadline } = options
-  const { generation, sourceId, bound } = stretch
-  const parameters = [jobId, sourceId, String(after), String(bound), String(generation), String(ownBound)]
+  const { generation, source, bound } = stretch
+  const parameters = [jobId, String(source), String(after), String(bound), String(generation), String(ownBound)]
   const row = (await read(SELECT_PAGE, parameters, deadline))[0] as Row
   return {
     count: Number(textOf(row, 0)),

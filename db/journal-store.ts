@@ -12,7 +12,7 @@ import {
 } from './client.ts'
 import { checkpointFull, createJournalCommands, jobFinished } from './journal-commands.ts'
 import { openCheckpoint, readJob, readJobs, readStep, readSteps, readTimeline, readVersion } from './journal-reader.ts'
-import type { CheckpointLimits, RecordRequest, RecordResult, StepOutcome, Store } from './store.ts'
+import type { CheckpointLimits, RecordRequest, RecordResult, StepOutcome, StepWrite, Store } from './store.ts'
 import { type BatchOutcome, createWriteCoalescer } from './write-coalescer.ts'
 
 /** Milliseconds until a read that has not begun is answered with 503. The SDKs give up after 10 s. */
@@ -141,6 +141,8 @@ function recordStatement(
   requests: readonly JournalRequest[],
   options: { limits: CheckpointLimits; skipLocked: boolean },
 ): { statement: string; parameters: (string | null)[] } {
+  const [only] = requests
+  if (only && requests.length === 1 && only.steps.length === 1) return recordOneStatement(only, options)
   const jobIds: string[] = []
   const keys: string[] = []
   const results: (string | null)[] = []
@@ -187,6 +189,30 @@ function recordStatement(
     $1::uuid[], $2::text[], (array[${bound}]::text[])[1:$12::integer], $3::boolean[], $4::text[], $5::bigint[],
     $6::text[], $7::boolean[], $8::integer, $9::bigint, $10::bigint, $11::bigint, ${options.skipLocked}, ${lockWaitMs})`
   return { statement, parameters }
+}
+
+const RECORD_ONE = `select outcome, stored, version from cairn.record_step_v1(
+  $1::uuid, $2::text, $3::text, $4::text::boolean, $5::text, $6::bigint, $7::text, $8::text::boolean, $9::bigint, $10::bigint,`
+const RECORD_ONE_SHARED = `${RECORD_ONE} true, ${SHARED_LOCK_WAIT_MS})`
+const RECORD_ONE_SLOW = `${RECORD_ONE} false, ${SLOW_LOCK_WAIT_MS})`
+
+function recordOneStatement(request: JournalRequest, options: { limits: CheckpointLimits; skipLocked: boolean }) {
+  const { jobId, sourceHash, firstStands, steps } = request
+  const { limits } = options
+  const [step] = steps as [StepWrite]
+  const parameters = [
+    jobId,
+    step.key,
+    step.result.text(),
+    String(step.result.isFailure),
+    step.startedAt,
+    step.durationMs === null ? null : String(step.durationMs),
+    sourceHash,
+    String(firstStands),
+    String(limits.maxStepsPerJob),
+    String(limits.maxCheckpointBytes),
+  ]
+  return { statement: options.skipLocked ? RECORD_ONE_SHARED : RECORD_ONE_SLOW, parameters }
 }
 
 /** What the rows of record_steps_v1, one per step, say about each request. */

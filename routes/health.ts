@@ -4,7 +4,7 @@ import type { App } from '../src/app.ts'
 import { problemReplies } from '../src/openapi.ts'
 import { Problem } from '../src/problems.ts'
 
-const Ok = Type.Object({ status: Type.Literal('ok') }, { description: 'All is well.' })
+const Ok = Type.Object({ status: Type.Literal('ok') }, { description: 'All is well.', examples: [{ status: 'ok' }] })
 
 export async function healthRoutes(
   app: App,

@@ -14,7 +14,11 @@ export async function openapiRoutes(app: App): Promise<void> {
         response: {
           200: {
             description: 'OpenAPI 3.1.',
-            content: { 'application/json': { schema: { type: 'object', additionalProperties: true } } },
+            content: {
+              'application/json': {
+                schema: { type: 'object', additionalProperties: true, examples: [{ openapi: '3.1.0' }] },
+              },
+            },
           },
           ...problemReplies(),
         },

@@ -36,6 +36,8 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
     }
     const { shape = 'value', bodyOptional = shape === 'value' } = request.routeOptions.config
     const scanner = createJsonScanner(shape, { maxDepth: limits.maxResultDepth })
+    const declared = Number(request.headers['content-length'] ?? 0)
+    if (declared > limits.maxBodyBytes) return done(tooLarge(limits.maxBodyBytes))
     let body: Buffer = Buffer.alloc(0)
     let length = 0
     let taken = 0
@@ -63,9 +65,8 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
         body = chunk
       } else {
         if (length + chunk.length > body.length) {
-          const grown = Buffer.allocUnsafe(
-            Math.max(FIRST_CAPACITY, Math.min((length + chunk.length) * 2, limits.maxBodyBytes)),
-          )
+          const doubled = Math.max(FIRST_CAPACITY, Math.min((length + chunk.length) * 2, limits.maxBodyBytes))
+          const grown = Buffer.allocUnsafe(declared >= length + chunk.length ? declared : doubled)
           body.copy(grown, 0, 0, length)
           body = grown
         }
@@ -103,7 +104,6 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
       }
     })
     payload.once('error', (error: Error) => finish(error))
-    if (Number(request.headers['content-length']) > limits.maxBodyBytes) finish(tooLarge(limits.maxBodyBytes))
   })
 }
 

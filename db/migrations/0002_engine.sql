@@ -5,13 +5,12 @@
 -- Each function is one transaction of its own and answers an outcome, never an error, for what a client can cause. Who
 -- touches several jobs takes their locks in id order, all before the first change, as record_steps does.
 
--- Finding the jobs to resume; the failed ones; those of a name or with a label; the job that dispatched a child. None of
+-- Finding the jobs to resume; the failed ones; those of a name or with a label. None of
 -- these columns is changed by recording a step.
 create index job_open_by_creation on cairn.job (created_at, id) where status = 'open';
 create index job_failed_by_creation on cairn.job (created_at, id) where status = 'failed';
 create index job_by_name on cairn.job (name, created_at, id) where name is not null;
 create index job_by_label on cairn.job using gin (labels jsonb_path_ops) where labels <> '{}';
-create index child_by_child_id on cairn.child (child_id);
 
 -- Creates the missing jobs and locks all, in id order; answers which were created. A job deleted in between makes the
 -- transaction fail as one that can be repeated.
@@ -158,8 +157,8 @@ begin
     set scheduled_for = coalesce(c.scheduled_for, excluded.scheduled_for), change = excluded.change;
 
   -- A step that is open keeps its place in the timeline; one that is completed is left alone.
-  insert into cairn.step as s (job_id, key, position, change, scheduled_for, extra)
-  select dispatch_v1.parent_id, e.key,
+  insert into cairn.step as s (job_id, key, job_number, position, change, scheduled_for, extra)
+  select dispatch_v1.parent_id, e.key, parent.number,
     parent.last_position + cardinality(dispatch_v1.child_ids) + row_number() over (order by e.no),
     parent.change_count + 1, moment, e.extra::json
   from unnest(dispatch_v1.entry_keys, dispatch_v1.entry_extras) with ordinality as e (key, extra, no)
@@ -201,7 +200,7 @@ declare
 begin
   if cairn.lock_existing_job(start_child_v1.parent_id, start_child_v1.lock_wait_ms) then
     select * into found_child from cairn.child c
-    where c.job_id = start_child_v1.parent_id and c.child_id = start_child_v1.child and c.key is not null;
+    where c.job_id = start_child_v1.parent_id and c.child_id = start_child_v1.child;
   end if;
   if found_child.key is null then
     outcome := 'stale_child';
@@ -248,7 +247,7 @@ begin
   if cairn.lock_existing_job(complete_child_v1.parent_id, complete_child_v1.lock_wait_ms) then
     select * into parent from cairn.job j where j.id = complete_child_v1.parent_id;
     select * into found_child from cairn.child c
-    where c.job_id = complete_child_v1.parent_id and c.child_id = complete_child_v1.child and c.key is not null;
+    where c.job_id = complete_child_v1.parent_id and c.child_id = complete_child_v1.child;
   end if;
   if found_child.key is null then
     outcome := 'stale_child';
@@ -276,8 +275,8 @@ begin
   end;
 
   if outcome = 'recorded' then
-    insert into cairn.step as s (job_id, key, result, failed, bytes, position, change)
-    values (parent.id, found_child.key, new_result::json, complete_child_v1.failed, new_bytes,
+    insert into cairn.step as s (job_id, key, job_number, result, failed, bytes, position, change)
+    values (parent.id, found_child.key, parent.number, new_result::json, complete_child_v1.failed, new_bytes,
       parent.last_position + 1, parent.change_count + 1)
     on conflict (job_id, key) do update set
       result = excluded.result, failed = excluded.failed, bytes = excluded.bytes, change = excluded.change,
@@ -368,8 +367,8 @@ begin
   get diagnostics affected = row_count;
   changed := changed + affected;
 
-  insert into cairn.step as s (job_id, key, result, failed, bytes, position, change)
-  select j.id, given.key, given.result::json, given.failed, octet_length(given.result),
+  insert into cairn.step as s (job_id, key, job_number, result, failed, bytes, position, change)
+  select j.id, given.key, j.number, given.result::json, given.failed, octet_length(given.result),
     j.last_position + given.no, j.change_count + 1
   from unnest(put_checkpoint_v1.step_keys, put_checkpoint_v1.step_results, put_checkpoint_v1.step_failures)
     with ordinality as given (key, result, failed, no)
