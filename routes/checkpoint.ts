@@ -178,7 +178,8 @@ function readIfMatch(header: string | undefined): string[] | null {
     const version = /^(?:W\/)?"([^"]*)"$/.exec(tag)?.[1]
     if (version === undefined)
       throw new Problem('invalid_request', `If-Match must be versions in double quotes, not ${shown(header)}.`)
-    return tag.startsWith('W/') ? `W/${version}` : version
+    // A quoted asterisk is a version like any other, and none that a job ever has.
+    return tag.startsWith('W/') || version === '*' ? `W/${version}` : version
   })
 }
 

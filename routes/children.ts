@@ -26,7 +26,7 @@ export async function childRoutes(app: App, { store }: { store: Store }): Promis
           { started_at: nullable(StartedAt) },
           { examples: [{ started_at: '2026-12-01T01:45:06.357Z' }] },
         ),
-        response: { 200: Reply, ...problemReplies(...BODY_PROBLEMS, 'stale_child') },
+        response: { 200: Reply, ...problemReplies(...BODY_PROBLEMS, 'stale_child', 'job_finished') },
       },
       config: { shape: { members: { started_at: 'value' } }, bodyOptional: true },
       preValidation: (request, _reply, done) => {

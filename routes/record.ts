@@ -80,10 +80,7 @@ async function recordStep(store: Store, request: FastifyRequest, reply: FastifyR
     steps: [{ key, result: record, ...readTiming(body) }],
   })
   const failure = record.isFailure ? `,"failure":${record.text()}` : ''
-  return sendRawJson(
-    reply,
-    Buffer.from(`{"job_id":"${jobId}","key":${JSON.stringify(key)},"version":"${version}"${failure}}`),
-  )
+  return sendRawJson(reply, `{"job_id":"${jobId}","key":${JSON.stringify(key)},"version":"${version}"${failure}}`)
 }
 
 /** When a step ran, as far as its client says. A negative duration is a clock that stepped back: it tells nothing. */

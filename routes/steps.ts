@@ -14,6 +14,7 @@ import {
 } from '../src/checkpoint.ts'
 import { BODY_PROBLEMS, checkedByHand, nullable, problemReplies } from '../src/openapi.ts'
 import { Problem, shown } from '../src/problems.ts'
+import { present } from '../src/raw-members.ts'
 import { failureMarker, OUTCOME_SHAPES, readOutcome } from '../src/step-outcome.ts'
 import { Force } from './jobs.ts'
 import { sendRawJson } from './raw-json-reply.ts'
@@ -32,7 +33,7 @@ const Step = Type.Object({ key: StepKey, ...Outcome }, { description: 'Exactly o
 
 const Body = Type.Object(
   {
-    key: Type.Optional(StepKey),
+    key: nullable(StepKey),
     ...Outcome,
     steps: Type.Optional(
       Type.Array(Step, {
@@ -94,6 +95,11 @@ function recordStepsRoute(app: App, store: Store): void {
       config: {
         shape: { members: { ...STEP_SHAPES, steps: { items: { members: STEP_SHAPES } }, source_hash: 'value' } },
       },
+      preValidation: (request, _reply, done) => {
+        // Null counts as absent, and the scanner keeps it unparsed where a list was expected.
+        if (present((request.body as { steps?: unknown } | undefined)?.steps) === undefined) delete request.body?.steps
+        done()
+      },
     },
     async (request, reply) => {
       const jobId = request.params.id.toLowerCase()
@@ -123,11 +129,12 @@ function recordStepsRoute(app: App, store: Store): void {
 /** The one step of a body or its several. */
 function readSteps(body: Static<typeof Body>): StepWrite[] {
   if (body.steps === undefined) {
-    if (body.key === undefined) throw new Problem('invalid_request', 'Either key or steps must be given, not neither.')
+    if (typeof body.key !== 'string')
+      throw new Problem('invalid_request', 'Either key or steps must be given, not neither.')
     return [readStep(body.key, body, '')]
   }
-  const single = (['key', 'result', 'error', 'started_at', 'duration_ms'] as const).find(
-    (name) => body[name] !== undefined,
+  const single = (['key', 'result', 'error', 'started_at', 'duration_ms'] as const).find((name) =>
+    name === 'result' ? body.result !== undefined : present(body[name]) !== undefined,
   )
   if (single) throw new Problem('invalid_request', `${single} and steps must not be given together.`)
   const keys = new Set<string>()

@@ -10,6 +10,9 @@ import { type EmbeddedPostgres, EmbeddedPostgresError, startEmbeddedPostgres } f
 // The driver would read it behind the back of DATABASE_URL, and has no option that means "unset".
 delete process.env.PGTARGETSESSIONATTRS
 
+/** Milliseconds in which a signal is the first one's echo: npm passes on the Ctrl-C that the terminal sent to all. */
+const SIGNAL_ECHO_MS = 250
+
 /** What stops a start is told in one line: the operator can mend it, and a stack would hide it. */
 function isOperatorError(error: unknown): error is Error {
   return error instanceof ConfigError || error instanceof SchemaError || error instanceof EmbeddedPostgresError
@@ -73,13 +76,18 @@ async function serve(config: Config, { connection, embedded, logger }: Parts): P
     onWriteFailure: (err, requests) => logger.warn({ err, requests }, 'A statement that records steps failed'),
   })
   let stopping = false
+  let stoppedAt = 0
   const app = await buildApp({ store, limits: config.limits, logger, isStopping: () => stopping })
   await app.listen({ host: config.host, port: config.port })
 
   const stop = (signal: NodeJS.Signals) => {
-    // A second signal: whoever sends it does not want to wait.
-    if (stopping) process.exit(1)
+    if (stopping) {
+      // Whoever sends a second signal does not want to wait.
+      if (performance.now() - stoppedAt > SIGNAL_ECHO_MS) process.exit(1)
+      return
+    }
     stopping = true
+    stoppedAt = performance.now()
     logger.info({ signal }, 'Stopping')
     setTimeout(() => {
       logger.error(`Not stopped after ${config.shutdownTimeoutMs} ms: giving up`)
