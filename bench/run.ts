@@ -4,7 +4,7 @@
  *
  *   --quick             one round, one seed pool, smaller checkpoints: does it run, not how fast is it
  *   --rounds=3          rounds; short workloads take three turns a round
- *   --only=a,b          some of: comparison, early-and-late, memory, big-body
+ *   --only=a,b          some of: comparison, early-and-late, memory, big-body, engine, job-list
  *   --database-url=URL  a Postgres to use instead of an embedded one; the role must be a superuser or pg_checkpoint
  */
 import { execFileSync } from 'node:child_process'
@@ -16,6 +16,8 @@ import { parseArgs } from 'node:util'
 import { measureBigBodies } from './big-body.ts'
 import { compareWithSeed, measureEarlyAndLate } from './comparison.ts'
 import { connectDatabaseServer, type DatabaseServer } from './databases.ts'
+import { measureEngine } from './engine.ts'
+import { measureJobList } from './job-list.ts'
 import { measureReaderMemory } from './memory.ts'
 import { type LoadGenerator, startLoadGenerator } from './processes.ts'
 
@@ -43,6 +45,14 @@ const measurements: Record<string, Measurement> = {
     measureEarlyAndLate(databases, generator, { longJobs: quick ? 1 : 3, longJobSteps: 10_000 }),
   memory: (databases, generator) => measureReaderMemory(databases, generator, { sizeScale: quick ? 0.2 : 1 }),
   'big-body': (databases, generator) => measureBigBodies(databases, generator, { seconds: quick ? 4 : 10 }),
+  engine: (databases) =>
+    measureEngine(databases, {
+      jobPairs: quick ? 2 : 4,
+      dispatchesPerJob: 10,
+      checkpointRounds: quick ? 5 : 15,
+      stepsRounds: quick ? 7 : 31,
+    }),
+  'job-list': (databases) => measureJobList(databases, { jobs: 100_000, requests: quick ? 50 : 300 }),
 }
 const chosen = flags.only?.split(',') ?? Object.keys(measurements)
 const unknown = chosen.filter((name) => !Object.hasOwn(measurements, name))

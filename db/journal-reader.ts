@@ -68,18 +68,30 @@ const SELECT_PAGE = `
   ) as page
   where page.preceding_bytes < ${PAGE_BYTES}`
 
+const SELECT_STEP = `
+  select case when s.result is null and j.parent_id is not null then cairn.inherited_result(j.id, $2::text) else s.result end
+  from cairn.job j left join cairn.step s on s.job_id = j.id and s.key = $2::text
+  where j.id = $1`
+
+// Those of the keys behind the place $3, as many as fit into a page, and how many there are in all behind that place.
 const SELECT_STEPS = `
-  select found.key, found.result
+  select paged.no, paged.key, paged.result, paged.remaining
   from (
-    select wanted.no, wanted.key,
-      case when s.result is null and j.parent_id is not null then cairn.inherited_result(j.id, wanted.key) else s.result end
-        as result
-    from unnest($2::text[]) with ordinality as wanted (key, no)
-    join cairn.job j on j.id = $1
-    left join cairn.step s on s.job_id = j.id and s.key = wanted.key
-  ) as found
-  where found.result is not null
-  order by found.no`
+    select found.no, found.key, found.result, count(*) over () as remaining,
+      sum(octet_length(found.result::text)) over (order by found.no) - octet_length(found.result::text) as preceding_bytes
+    from (
+      select wanted.no, wanted.key,
+        case when s.result is null and j.parent_id is not null then cairn.inherited_result(j.id, wanted.key) else s.result end
+          as result
+      from unnest($2::text[]) with ordinality as wanted (key, no)
+      join cairn.job j on j.id = $1
+      left join cairn.step s on s.job_id = j.id and s.key = wanted.key
+      where wanted.no > $3::bigint
+    ) as found
+    where found.result is not null
+  ) as paged
+  where paged.preceding_bytes < ${PAGE_BYTES}
+  order by paged.no`
 
 const SELECT_TIMELINE = `
   select
@@ -117,18 +129,29 @@ export async function readVersion(read: Read, jobId: string): Promise<string> {
 }
 
 export async function readStep(read: Read, jobId: string, key: string): Promise<Buffer | undefined> {
-  const [row] = await read(SELECT_STEPS, [jobId, textArray([key])])
-  return row?.[1] ?? undefined
+  const [row] = await read(SELECT_STEP, [jobId, key])
+  return row?.[0] ?? undefined
 }
 
-export async function readSteps(read: Read, jobId: string, keys: readonly string[]): Promise<Buffer> {
-  const pieces: Buffer[] = []
-  for (const [key, result] of (await read(SELECT_STEPS, [jobId, textArray(keys)])) as [Buffer, Buffer][]) {
-    const opening = pieces.length === 0 ? '{"steps":[' : '},'
-    pieces.push(Buffer.from(`${opening}{"key":${JSON.stringify(key.toString())},"result":`), result)
+/** The first page is read before this returns, the rest while the client takes it. */
+export async function readSteps(read: Read, jobId: string, keys: readonly string[]): Promise<AsyncIterable<Buffer>> {
+  const readPage = (after: string) => read(SELECT_STEPS, [jobId, textArray(keys), after])
+  return joinSteps(await readPage('0'), readPage)
+}
+
+async function* joinSteps(first: Row[], readPage: (after: string) => Promise<Row[]>): AsyncGenerator<Buffer> {
+  let opening = '{"steps":['
+  for (let rows = first; rows.length > 0; ) {
+    const pieces: Buffer[] = []
+    for (const row of rows) {
+      pieces.push(Buffer.from(`${opening}{"key":${JSON.stringify(textOf(row, 1))},"result":`), row[2] as Buffer)
+      opening = '},'
+    }
+    yield Buffer.concat(pieces)
+    const last = rows.at(-1) as Row
+    rows = Number(textOf(last, 3)) > rows.length ? await readPage(textOf(last, 0)) : []
   }
-  pieces.push(Buffer.from(pieces.length === 0 ? '{"steps":[]}' : '}]}'))
-  return Buffer.concat(pieces)
+  yield Buffer.from(opening === '},' ? '}]}' : '{"steps":[]}')
 }
 
 export async function readTimeline(read: Read, jobId: string, page: TimelinePage): Promise<Buffer> {

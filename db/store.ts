@@ -149,7 +149,7 @@ export interface Store {
   /** The result as it was sent; undefined if the checkpoint has no such step. */
   getStep(jobId: string, key: string): Promise<Buffer | undefined>
   /** `{"steps": [{"key", "result"}]}` of those that exist, in the order of `keys`. */
-  getSteps(jobId: string, keys: readonly string[]): Promise<Buffer>
+  getSteps(jobId: string, keys: readonly string[]): Promise<AsyncIterable<Buffer>>
   /** `{"entries": [..], "next"}` in order of position. */
   getTimeline(jobId: string, page: TimelinePage): Promise<Buffer>
   /** The job as JSON, with its result once it is finished. */
@@ -159,7 +159,7 @@ export interface Store {
 
   /** Throws `source_changed`, `job_finished`, and `invalid_request` for a child that is somebody else's. */
   dispatch(jobId: string, dispatch: Dispatch): Promise<ParkedState>
-  /** Throws `stale_child`. */
+  /** Throws `stale_child` and `job_finished`. */
   startChild(jobId: string, childId: string, startedAt: string | null): Promise<ParkedState & { key: string }>
   /** Throws `stale_child`, `job_finished` and `checkpoint_full`. */
   completeChild(jobId: string, childId: string, end: ChildCompletion): Promise<ParkedState & { key: string }>

@@ -17,7 +17,7 @@ import { Problem, shown } from '../src/problems.ts'
 import { present } from '../src/raw-members.ts'
 import { failureMarker, OUTCOME_SHAPES, readOutcome } from '../src/step-outcome.ts'
 import { Force } from './jobs.ts'
-import { sendRawJson } from './raw-json-reply.ts'
+import { sendRawJson, sendRawJsonPieces } from './raw-json-reply.ts'
 import { readTiming } from './record.ts'
 
 const STEP_SHAPES = { ...OUTCOME_SHAPES, key: 'value', started_at: 'value', duration_ms: 'value' } as const
@@ -228,7 +228,7 @@ export async function stepRoutes(app: App, { store }: { store: Store }): Promise
     },
     async (request, reply) => {
       const keys = new Set([request.query.key].flat())
-      return sendRawJson(reply, await store.getSteps(request.params.id.toLowerCase(), [...keys]))
+      return sendRawJsonPieces(reply, await store.getSteps(request.params.id.toLowerCase(), [...keys]))
     },
   )
 }

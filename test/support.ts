@@ -330,6 +330,58 @@ export function waitForLockWaiters(sql: postgres.Sql, count: number): Promise<vo
   }, `${count} sessions that wait for a lock`)
 }
 
+/** A way to the database that can be cut, and one on which nothing passes any more although it stays open. */
+export async function openProxy(scope: Scope, databaseUrl: string) {
+  const target = new URL(databaseUrl)
+  const pairs = new Set<readonly [net.Socket, net.Socket]>()
+  let state: 'open' | 'cut' | 'stalled' = 'open'
+  const server = net.createServer((client) => {
+    if (state === 'cut') return void client.destroy()
+    const upstream = net.connect(Number(target.port), target.hostname)
+    const pair = [client, upstream] as const
+    pairs.add(pair)
+    for (const [from, to] of [pair, [upstream, client] as const]) {
+      from.on('data', (chunk) => {
+        if (state !== 'stalled') to.write(chunk)
+      })
+      from.on('error', () => {})
+      from.on('close', () => {
+        to.destroy()
+        pairs.delete(pair)
+      })
+    }
+  })
+  function destroyAll() {
+    for (const [client, upstream] of pairs) {
+      client.destroy()
+      upstream.destroy()
+    }
+  }
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve))
+  scope.after(async () => {
+    destroyAll()
+    await new Promise((resolve) => server.close(resolve))
+  })
+  const url = new URL(databaseUrl)
+  url.hostname = '127.0.0.1'
+  url.port = String((server.address() as AddressInfo).port)
+  return {
+    url: url.href,
+    /** Breaks all connections and accepts no new ones. */
+    cut() {
+      state = 'cut'
+      destroyAll()
+    },
+    /** Swallows whatever is sent from now on, also on new connections. */
+    stall() {
+      state = 'stalled'
+    },
+    restore() {
+      state = 'open'
+    },
+  }
+}
+
 export function newJobId(): string {
   return randomUUID()
 }

@@ -156,6 +156,11 @@ begin
   on conflict (job_id, child_id) do update
     set scheduled_for = coalesce(c.scheduled_for, excluded.scheduled_for), change = excluded.change;
 
+  -- A child that was done and whose result was forgotten since runs anew.
+  update cairn.child c set status = 'running', scheduled_for = moment, started_at = null, duration_ms = null
+  where c.job_id = dispatch_v1.parent_id and c.child_id = any (dispatch_v1.child_ids) and c.status <> 'running'
+    and cairn.has_open_key(dispatch_v1.parent_id, array[c.key]);
+
   -- A step that is open keeps its place in the timeline; one that is completed is left alone.
   insert into cairn.step as s (job_id, key, job_number, position, change, scheduled_for, extra)
   select dispatch_v1.parent_id, e.key, parent.number,
@@ -163,7 +168,8 @@ begin
     parent.change_count + 1, moment, e.extra::json
   from unnest(dispatch_v1.entry_keys, dispatch_v1.entry_extras) with ordinality as e (key, extra, no)
   on conflict (job_id, key) do update
-    set scheduled_for = excluded.scheduled_for, extra = excluded.extra, change = excluded.change
+    set scheduled_for = excluded.scheduled_for, started_at = null, duration_ms = null, extra = excluded.extra,
+      change = excluded.change
     where s.result is null;
 
   update cairn.job j set
@@ -190,7 +196,7 @@ begin
 end
 $$;
 
--- Notes that a child began. outcome: started · unchanged (it had begun, or is done) · stale_child
+-- Notes that a child began. outcome: started · unchanged (it had begun, or is done) · stale_child · job_finished
 create function cairn.start_child_v1(parent_id uuid, child uuid, started_at text, lock_wait_ms integer)
 returns table (outcome text, version text, key text, pending_keys text[])
 language plpgsql volatile as $$
@@ -209,6 +215,11 @@ begin
   end if;
   if found_child.started_at is null
     or found_child.status = 'running' and found_child.started_at <> start_child_v1.started_at then
+    if exists (select from cairn.job j where j.id = start_child_v1.parent_id and j.status <> 'open') then
+      outcome := 'job_finished';
+      return next;
+      return;
+    end if;
     update cairn.child c set
       started_at = coalesce(start_child_v1.started_at, cairn.utc_text(clock_timestamp())),
       scheduled_for = coalesce(c.scheduled_for, start_child_v1.started_at, cairn.utc_text(clock_timestamp())),
@@ -379,6 +390,7 @@ begin
   get diagnostics affected = row_count;
   changed := changed + affected;
 
+  -- Mappings that are gone: a child with a timeline entry keeps it and loses its key.
   update cairn.child c set key = null, change = j.change_count + 1
   where c.job_id = j.id and c.key is not null
     and not exists (
@@ -386,6 +398,7 @@ begin
       where given.child_id = c.child_id and given.key = c.key);
   get diagnostics affected = row_count;
   changed := changed + affected;
+  delete from cairn.child c where c.job_id = j.id and c.key is null and c.scheduled_for is null;
   insert into cairn.child as c (job_id, child_id, key, name, position, change)
   select j.id, given.child_id, given.key, given.key, j.last_position + new_count + given.no, j.change_count + 1
   from unnest(put_checkpoint_v1.child_keys, put_checkpoint_v1.child_ids) with ordinality as given (key, child_id, no)

@@ -1,4 +1,4 @@
-// node --import tsx examples/typescript/order.ts <job id> [--crash]
+// node --import tsx examples/typescript/order.ts [job id] [--crash]
 import { randomUUID } from 'node:crypto'
 import { step } from 'windmill-client'
 import { runWorkflow } from './runner.ts'
@@ -29,6 +29,6 @@ async function fail(name: string, message: string): Promise<string> {
   throw new Error(message)
 }
 
-const jobId = process.argv[2] ?? randomUUID()
+const jobId = process.argv.slice(2).find((argument) => argument !== '--crash') ?? randomUUID()
 console.log(`Job ${jobId}`)
 console.log('Result', JSON.stringify(await runWorkflow(jobId, order)))

@@ -41,11 +41,11 @@ function findSuspend(outcome: PromiseSettledResult<unknown>): StepSuspend[] {
   return outcome.status === 'rejected' && outcome.reason instanceof StepSuspend ? [outcome.reason] : []
 }
 
-/** GET, or POST if there is a body; again and again until Cairn answers. Throws what Cairn refuses. */
+/** GET, or POST if there is a body; for two minutes if Cairn does not answer. Throws what Cairn refuses. */
 async function call(path: string, body?: Record<string, unknown>) {
   const headers = { authorization: `Bearer ${TOKEN}`, 'content-type': 'application/json' }
   const init = body ? { method: 'POST', headers, body: JSON.stringify(body, encode) } : { headers }
-  for (;;) {
+  for (let tries = 1; tries <= 120; tries++) {
     try {
       const response = await fetch(CAIRN + path, init)
       const answer = (await response.json()) as Record<string, unknown>
@@ -55,6 +55,7 @@ async function call(path: string, body?: Record<string, unknown>) {
     console.error(`Cairn at ${CAIRN} does not answer yet`)
     await wait(1000)
   }
+  throw new Error(`Cairn at ${CAIRN} does not answer`)
 }
 
 /** As the SDK encodes what it sends itself. */
