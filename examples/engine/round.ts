@@ -1,4 +1,4 @@
-import { setClient, setWorkflowCtx, WorkflowCtx } from 'windmill-client'
+import { StepSuspend, setClient, setWorkflowCtx, WorkflowCtx } from 'windmill-client'
 import { type Outcome, SDK_VARIABLES } from './cairn.ts'
 
 /** What the SDK asks for when it suspends a workflow; `mode` says which of the other members are there. */
@@ -11,6 +11,11 @@ export interface Suspend {
   started_at: string
   duration_ms: number
 }
+
+// What a body does not await, or no longer can, rejects with nobody there: the round has learnt of it by itself.
+process.on('unhandledRejection', (reason) => {
+  if (!(reason instanceof StepSuspend)) console.error('Not awaited:', reason)
+})
 
 /**
  * Plays the workflow's body once, from the top, with what `checkpoint` holds: to its end, or to where it suspends. In

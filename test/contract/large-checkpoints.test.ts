@@ -1,19 +1,24 @@
 import assert from 'node:assert/strict'
 import test from 'node:test'
-import { json, readCheckpoint, record, recorded, request, type Service } from '../support.ts'
+import { json, readCheckpoint, record, recorded, request, type Service, stepBody } from '../support.ts'
 import { contract, shareService } from './target.ts'
 
 /** More than fit into one page of any reader, in number and, with the results below, in bytes. */
-const STEPS = 5000
+const STEPS = 9000
 const MEGABYTE = 1024 * 1024
 
 contract('Large checkpoints', (target) => {
   const start = shareService(target)
 
-  async function recordMany(service: Service, jobId: string, keys: readonly string[], result: (key: string) => string) {
-    for (let from = 0; from < keys.length; from += 256) {
-      const some = keys.slice(from, from + 256)
-      await Promise.all(some.map((key) => recorded(record(service, jobId, { key, result: result(key) }))))
+  /** By the route that takes up to a thousand steps at once. */
+  async function recordMany(service: Service, jobId: string, steps: readonly { key: string; result: string }[]) {
+    for (let from = 0; from < steps.length; from += 1000) {
+      const some = steps.slice(from, from + 1000).map((step) => stepBody(step))
+      const reply = await request(service, `POST /jobs/${jobId}/steps`, {
+        headers: { 'content-type': 'application/json' },
+        body: `{"steps":[${some.join(',')}]}`,
+      })
+      assert.equal(reply.status, 200, reply.text)
     }
   }
 
@@ -21,7 +26,11 @@ contract('Large checkpoints', (target) => {
     const service = await start()
     const jobId = await target.newJob(service)
     const keys = Array.from({ length: STEPS }, (_, n) => `step_${n}`)
-    await recordMany(service, jobId, keys, (key) => `"${key} ${'x'.repeat(100)}"`)
+    await recordMany(
+      service,
+      jobId,
+      keys.map((key) => ({ key, result: `"${key} ${'x'.repeat(100)}"` })),
+    )
     const reply = await readCheckpoint(service, jobId)
     assert.equal(reply.text.match(/"step_\d+":/g)?.length, STEPS)
     const { completed_steps } = json(reply)

@@ -102,7 +102,7 @@ contract('Results', (target) => {
         for (const { key, result } of steps) assert.ok(text.includes(`"${key}":${result}`), text)
         JSON.parse(text)
       }),
-      { numRuns: 40 },
+      { numRuns: 20 },
     )
   })
 
