@@ -76,22 +76,14 @@ export function createJournalStore(options: JournalStoreOptions): Store {
     parameters: ReadonlyArray<string | null>,
     deadline = performance.now() + READ_DEADLINE_MS,
   ) {
-    try {
-      return await pools.read.query(statement, parameters, deadline)
-    } catch (error) {
-      throw readProblem(error)
-    }
+    return readFrom(pools.read, statement, { parameters, deadline })
   }
 
   async function checkReady() {
-    try {
-      const deadline = performance.now() + READY_DEADLINE_MS
-      const row = (await pools.probe.query(SELECT_READINESS, [], deadline))[0] as Row
-      if (textOf(row, 0) === 't') throw new Problem('unavailable', 'The database takes no writes.')
-      if (textOf(row, 1) === 'f') throw new Problem('unavailable', 'The database has no schema of Cairn.')
-    } catch (error) {
-      throw readProblem(error)
-    }
+    const deadline = performance.now() + READY_DEADLINE_MS
+    const row = (await readFrom(pools.probe, SELECT_READINESS, { parameters: [], deadline }))[0] as Row
+    if (textOf(row, 0) === 't') throw new Problem('unavailable', 'The database takes no writes.')
+    if (textOf(row, 1) === 'f') throw new Problem('unavailable', 'The database has no schema of Cairn.')
   }
 
   return {
@@ -120,14 +112,27 @@ export function createJournalStore(options: JournalStoreOptions): Store {
 const SELECT_READINESS = `
   select pg_is_in_recovery() or current_setting('transaction_read_only') = 'on', to_regclass('cairn.job') is not null`
 
-function readProblem(error: unknown): Problem {
-  if (error instanceof Problem) return error
-  if (error instanceof PoolExhausted) return new Problem('unavailable', `${error.message}.`)
-  const kind = failureKind(error)
-  if (kind === 'transient' || kind === 'lock') {
-    return new Problem('unavailable', 'The database cannot be reached or does not answer.', { cause: error })
+/** A statement that only reads may be sent once more: the session that it met can have died while it was idle. */
+async function readFrom(
+  pool: Pool,
+  statement: string,
+  { parameters, deadline }: { parameters: ReadonlyArray<string | null>; deadline: number },
+): Promise<Row[]> {
+  for (let attempt = 0; ; attempt++) {
+    try {
+      return await pool.query(statement, parameters, deadline)
+    } catch (error) {
+      if (attempt === 0 && failureKind(error) === 'transient' && performance.now() < deadline) continue
+      throw readProblem(error)
+    }
   }
-  return new Problem('internal', 'The database refused the statement.', { cause: error })
+}
+
+function readProblem(error: unknown): Problem {
+  if (error instanceof PoolExhausted) return new Problem('unavailable', `${error.message}.`)
+  if (failureKind(error) === 'data')
+    return new Problem('internal', 'The database refused the statement.', { cause: error })
+  return new Problem('unavailable', 'The database cannot be reached or does not answer.', { cause: error })
 }
 
 // $1 to $12 are everything but the results, which are bound singly so that none is escaped into an array literal.

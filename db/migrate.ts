@@ -50,8 +50,20 @@ export function readMigrations(directory = new URL('./migrations/', import.meta.
  */
 export async function migrate(options: MigrateOptions): Promise<void> {
   const migrations = options.migrations ?? readMigrations()
+  const deadline = Date.now() + LOCK_TIMEOUT_MS
+  for (;;) {
+    const outcome = await withConnection(options.connection, (sql) => attempt(sql, migrations, options))
+    if (outcome === 'done') return
+    if (Date.now() > deadline)
+      throw new SchemaError(`Another program has been migrating for ${LOCK_TIMEOUT_MS / 1000} s`)
+    await new Promise((resolve) => setTimeout(resolve, LOCK_POLL_MS))
+  }
+}
+
+/** A connection of its own for each attempt: one that failed may be in a transaction that is to be forgotten. */
+async function withConnection<T>(connection: DatabaseConnectionOptions, use: (sql: postgres.Sql) => Promise<T>) {
   const sql = postgres({
-    ...options.connection,
+    ...connection,
     max: 1,
     fetch_types: false,
     prepare: false,
@@ -59,13 +71,7 @@ export async function migrate(options: MigrateOptions): Promise<void> {
     idle_timeout: 0,
   } as postgres.Options<Record<string, never>>)
   try {
-    if (options.mode === 'verify') return verify(await appliedMigrations(sql), migrations)
-    const deadline = Date.now() + LOCK_TIMEOUT_MS
-    while (!(await migrateUnderLock(sql, migrations, options.log))) {
-      if (Date.now() > deadline)
-        throw new SchemaError(`Another program has been migrating for ${LOCK_TIMEOUT_MS / 1000} s`)
-      await new Promise((resolve) => setTimeout(resolve, LOCK_POLL_MS))
-    }
+    return await use(sql)
   } finally {
     await sql.end({ timeout: 1 })
   }
@@ -76,38 +82,74 @@ interface Applied {
   compatible_from: number
 }
 
-async function appliedMigrations(sql: postgres.Sql): Promise<Applied[]> {
-  const [present] = await sql`select to_regclass('cairn.migration') is not null as is_there`
-  if (!present?.is_there) return []
+async function attempt(sql: postgres.Sql, migrations: readonly Migration[], { mode, log }: MigrateOptions) {
+  const applied = await readApplied(sql)
+  refuseNewer(applied, migrations)
+  const present = new Set(applied.map(({ number }) => number))
+  const missing = migrations.filter(({ number }) => !present.has(number))
+  if (missing.length === 0) return 'done'
+  if (mode === 'verify') {
+    const names = missing.map(({ name }) => name).join(', ')
+    throw new SchemaError(`The database lacks ${names}: run \`npm run migrate\`, or start with MIGRATE=auto`)
+  }
+  try {
+    await sql.unsafe(migrationScript(applied, missing)).simple()
+  } catch (error) {
+    const { code } = error as { code?: string }
+    if (code === OTHER_MIGRATES || code === OTHER_HAS_MIGRATED) return 'again'
+    throw error
+  }
+  for (const { name } of missing) log?.(`Applied migration ${name}`)
+  return 'done'
+}
+
+async function readApplied(sql: postgres.Sql): Promise<Applied[]> {
+  const [schema] = await sql`select to_regclass('cairn.migration') is not null as is_there`
+  if (!schema?.is_there) return []
   return sql<Applied[]>`select number, compatible_from from cairn.migration order by number`
 }
 
-/** False when another program holds the lock. A transaction-level lock, since poolers share sessions. */
-async function migrateUnderLock(sql: postgres.Sql, migrations: readonly Migration[], log?: (line: string) => void) {
-  return sql.begin(async (transaction) => {
-    const [lock] = await transaction`select pg_try_advisory_xact_lock(${MIGRATION_LOCK.toString()}::bigint) as held`
-    if (!lock?.held) return false
-    const applied = await appliedMigrations(transaction as unknown as postgres.Sql)
-    refuseNewer(applied, migrations)
-    const known = new Set(applied.map(({ number }) => number))
-    const missing = migrations.filter(({ number }) => !known.has(number))
-    if (missing.length > 0 && applied.length === 0) {
-      await transaction.unsafe(`
-        create schema if not exists cairn;
-        create table cairn.migration (
-          number integer primary key,
-          name text not null,
-          compatible_from integer not null,
-          applied_at timestamptz not null default clock_timestamp()
-        )`)
-    }
-    for (const { number, name, compatibleFrom, sql: statements } of missing) {
-      await transaction`insert into cairn.migration (number, name, compatible_from) values (${number}, ${name}, ${compatibleFrom})`
-      await transaction.unsafe(statements)
-      log?.(`Applied migration ${name}`)
-    }
-    return true
-  })
+// SQLSTATEs of our own making, within the class that Postgres leaves to applications.
+const OTHER_MIGRATES = 'CN001'
+const OTHER_HAS_MIGRATED = 'CN002'
+
+/**
+ * All of it as one message, which Postgres carries out whole or not at all. (The driver's `begin` crashes the process when
+ * the backend dies in between.) The lock is of the transaction, since poolers share sessions, and is tried, not waited
+ * for, so that no transaction stays open meanwhile. The rows of the version table go in first: a second migrator that got
+ * past the lock would collide there before it changed anything.
+ */
+function migrationScript(applied: readonly Applied[], missing: readonly Migration[]): string {
+  const creation = `
+    create schema if not exists cairn;
+    create table cairn.migration (
+      number integer primary key,
+      name text not null,
+      compatible_from integer not null,
+      applied_at timestamptz not null default clock_timestamp()
+    );`
+  const rows = missing.map(({ number, name, compatibleFrom }) => `(${number}, '${name}', ${compatibleFrom})`)
+  return `
+    begin;
+    do $migrate$
+    declare
+      present integer[] := '{}';
+    begin
+      if not pg_try_advisory_xact_lock(${MIGRATION_LOCK}) then
+        raise exception 'another program migrates' using errcode = '${OTHER_MIGRATES}';
+      end if;
+      if to_regclass('cairn.migration') is not null then
+        execute 'select coalesce(array_agg(number order by number), ''{}'') from cairn.migration' into present;
+      end if;
+      if present <> '{${applied.map(({ number }) => number).join(',')}}' then
+        raise exception 'another program has migrated' using errcode = '${OTHER_HAS_MIGRATED}';
+      end if;
+    end
+    $migrate$;
+    ${applied.length === 0 ? creation : ''}
+    insert into cairn.migration (number, name, compatible_from) values ${rows.join(', ')};
+    ${missing.map(({ sql }) => sql).join('\n;\n')};
+    commit;`
 }
 
 function refuseNewer(applied: readonly Applied[], migrations: readonly Migration[]): void {
@@ -116,17 +158,6 @@ function refuseNewer(applied: readonly Applied[], migrations: readonly Migration
   if (needed > known) {
     throw new SchemaError(
       `The database's schema needs a program that knows migration ${needed}; this one knows ${known}: upgrade Cairn`,
-    )
-  }
-}
-
-function verify(applied: readonly Applied[], migrations: readonly Migration[]): void {
-  refuseNewer(applied, migrations)
-  const present = new Set(applied.map(({ number }) => number))
-  const missing = migrations.filter(({ number }) => !present.has(number)).map(({ name }) => name)
-  if (missing.length > 0) {
-    throw new SchemaError(
-      `The database lacks ${missing.join(', ')}: run \`npm run migrate\`, or start with MIGRATE=auto`,
     )
   }
 }

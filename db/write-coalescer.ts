@@ -201,9 +201,9 @@ export function createWriteCoalescer<Request extends Coalescable, Result>(
         taken.push(entry)
       }
       line.waiting.shift()
-      if (!settled && line.singles > 0) {
+      if (line.singles > 0) {
         line.singles -= 1
-        break
+        if (!settled) break
       }
     }
     return taken

@@ -254,6 +254,31 @@ engineContract("A child's checkpoint", (target) => {
     assert.ok(late.text.includes('"recorded":false,"result":{"a": 1.0}}'), late.text)
   })
 
+  for (const [title, finish] of [
+    ['one step', (service: Service, child: string) => recorded(record(service, child, { key: 'm', result: '1' }))],
+    [
+      'one of several',
+      (service: Service, child: string) => {
+        const body = '{"steps":[{"key":"m","result":1},{"key":"n","result":1}]}'
+        return answered(200, send(service, `POST /jobs/${child}/steps`, body))
+      },
+    ],
+    [
+      'a child of its own',
+      (service: Service, child: string, grandchild: string) =>
+        answered(200, completeChild(service, child, grandchild, '{"result":1}')),
+    ],
+  ] as const) {
+    test(`counts inherited steps as completed when it waits: ${title} more, and nothing is pending`, async () => {
+      const { service, child } = await parentAndChild()
+      const grandchild = newJobId()
+      await dispatched(service, child, { keys: ['a', 'm'], job_ids: { m: grandchild } })
+      assert.deepEqual((await readJob(service, child)).pending_keys, ['a', 'm'])
+      await finish(service, child, grandchild)
+      assert.deepEqual((await readJob(service, child)).pending_keys, [])
+    })
+  }
+
   test('changes its version with what it shows when the parent replaces or forgets an inherited step', async () => {
     const { service, parent, child } = await parentAndChild()
     const versions = new Set<unknown>()
