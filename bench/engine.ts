@@ -1,7 +1,6 @@
 import { randomUUID } from 'node:crypto'
 import http from 'node:http'
 import postgres from 'postgres'
-import { textArray } from '../db/client.ts'
 import { verdict } from './comparison.ts'
 import type { DatabaseServer } from './databases.ts'
 import { markdownTable, median, short } from './figures.ts'
@@ -185,19 +184,18 @@ async function bareSide(sql: postgres.Sql, keys: string[]): Promise<CheckpointSi
     CREATE TABLE bare_step (
       job_id uuid, key text COLLATE "C", result json, position bigint NOT NULL, PRIMARY KEY (job_id, key))`
   await sql`CREATE UNIQUE INDEX ON bare_step (job_id, position)`
-  const insert = `
+  const insert = (jobId: string, results: string[]) => sql`
     INSERT INTO bare_step (job_id, key, result, position)
-    SELECT $3::uuid, given.key, given.result::json, given.no
-    FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS given (key, result, no)`
-  // Array literals made here: three times as fast as the driver's own way with arrays, and what Cairn does as well.
-  const write = async (statement: string, jobId: string, results: string[]): Promise<void> => {
-    await sql.unsafe(statement, [textArray(keys), textArray(results), jobId], { prepare: true })
-  }
+    SELECT ${jobId}::uuid, given.key, given.result::json, given.no
+    FROM unnest(${keys}::text[], ${results}::text[]) WITH ORDINALITY AS given (key, result, no)`
   return {
     samples: { put: [], replace: [], get: [] },
-    put: (jobId, results) => write(insert, jobId, results),
-    replace: (jobId, results) =>
-      write(`${insert} ON CONFLICT (job_id, key) DO UPDATE SET result = excluded.result`, jobId, results),
+    put: async (jobId, results) => {
+      await insert(jobId, results)
+    },
+    replace: async (jobId, results) => {
+      await sql`${insert(jobId, results)} ON CONFLICT (job_id, key) DO UPDATE SET result = excluded.result`
+    },
     get: async (jobId) => {
       const rows = await sql`SELECT key, result::text FROM bare_step WHERE job_id = ${jobId} ORDER BY position`
       if (rows.length !== keys.length) throw new Error(`The bare table gave ${rows.length} rows`)

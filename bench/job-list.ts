@@ -16,8 +16,13 @@ const WARM_UP_REQUESTS = 20
 interface Lookup {
   name: string
   path: string
-  /** How many jobs the first page must have; unless it is no list. */
-  jobs?: number
+  /** How many jobs the page must have. */
+  jobs: number
+}
+
+interface Outcome {
+  name: string
+  figures: LoadFigures
 }
 
 /**
@@ -37,12 +42,10 @@ export async function measureJobList(
     await writeJobs(databaseUrl, options.jobs)
     const longJob = randomUUID()
     await fillJob(connection, longJob, { steps: LONG_JOB_STEPS, resultBytes: 1000 })
-    const jobIds = Array.from({ length: CHILDREN }, (_, child) => `"child-${child}":"${randomUUID()}"`)
-    await sendJson(connection, `/jobs/${longJob}/dispatch`, `{"mode":"parallel","job_ids":{${jobIds.join(',')}}}`)
     await databases.settle({})
 
-    const outcomes: (Lookup & { figures: LoadFigures })[] = []
-    for (const lookup of listLookups(await cursorInTheMiddle(connection, options.jobs))) {
+    const outcomes: Outcome[] = []
+    const measureList = async (lookup: Lookup): Promise<void> => {
       const ask = async (): Promise<number> => {
         const reply = await connection.send('GET', lookup.path)
         if (reply.status !== 200) throw new Error(`GET ${lookup.path} answered ${reply.status}: ${reply.body}`)
@@ -50,8 +53,13 @@ export async function measureJobList(
         if (found !== lookup.jobs) throw new Error(`GET ${lookup.path} gave ${found} jobs, not ${lookup.jobs}`)
         return reply.milliseconds
       }
-      outcomes.push({ ...lookup, figures: await repeat(ask, options.requests) })
+      outcomes.push({ name: lookup.name, figures: await repeat(ask, options.requests) })
     }
+    for (const lookup of listLookups(await cursorInTheMiddle(connection, options.jobs))) await measureList(lookup)
+
+    const jobIds = Array.from({ length: CHILDREN }, (_, child) => `"child-${child}":"${randomUUID()}"`)
+    await sendJson(connection, `/jobs/${longJob}/dispatch`, `{"mode":"parallel","job_ids":{${jobIds.join(',')}}}`)
+    await measureList({ name: '`GET /jobs`, a page of children', path: '/jobs', jobs: PAGE })
     for (const fields of ['job_ids', 'job_ids,pending_steps']) {
       const path = `/jobs/${longJob}/checkpoint?fields=${fields}`
       const ask = async (): Promise<number> => {
@@ -61,7 +69,7 @@ export async function measureJobList(
         return reply.milliseconds
       }
       const name = `\`/checkpoint?fields=${fields}\`, ${short(LONG_JOB_STEPS)} steps, ${CHILDREN} children`
-      outcomes.push({ name, path, figures: await repeat(ask, options.requests) })
+      outcomes.push({ name, figures: await repeat(ask, options.requests) })
     }
     return report(outcomes, options.jobs)
   } finally {
@@ -134,7 +142,7 @@ async function repeat(ask: () => Promise<number>, requests: number): Promise<Loa
   return summarise(latencies, (performance.now() - startedAt) / 1000)
 }
 
-function report(outcomes: (Lookup & { figures: LoadFigures })[], jobs: number): { markdown: string; data: unknown } {
+function report(outcomes: Outcome[], jobs: number): { markdown: string; data: unknown } {
   const rows = outcomes.map(({ name, figures }) => [
     name,
     `**${short(figures.p50)}**`,
