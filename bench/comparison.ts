@@ -148,7 +148,8 @@ async function runWorkload(workload: Workload, context: RunContext): Promise<Wor
   for (let turn = 0; turn < context.options.rounds * workload.turns; turn++) {
     const order = turn % 2 === 0 ? context.contenders : context.contenders.toReversed()
     for (const contender of order) {
-      await context.databases.settle(contender.pool === undefined ? {} : { truncate: contender.databaseUrl })
+      const tables = contender.pool === undefined ? 'cairn.job, cairn.step, cairn.child' : 'v2_job_status'
+      await context.databases.settle({ truncate: { url: contender.databaseUrl, tables } })
       const url = contender.server.url
       const figures = await context.generator.run('jobs', { url, clients, stepsPerJob, resultBytes, seconds })
       const line = `${workload.name}, turn ${turn + 1}, ${contender.name}: ${short(figures.requestsPerSecond)} requests/s`

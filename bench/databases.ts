@@ -5,8 +5,8 @@ export interface DatabaseServer {
   version: string
   settings: Record<string, string>
   createDatabase(name: string): Promise<string>
-  /** Empties the seed's table and writes out what earlier rounds left dirty, so that no round pays for another's. */
-  settle(options: { truncate?: string }): Promise<void>
+  /** Empties a contender's tables and writes out what earlier rounds left dirty, so that no round pays for another's. */
+  settle(options: { truncate?: { url: string; tables: string } }): Promise<void>
   stop(): Promise<void>
 }
 
@@ -34,8 +34,8 @@ export async function connectDatabaseServer(adminUrl: string): Promise<DatabaseS
 
   const settle: DatabaseServer['settle'] = async ({ truncate }) => {
     if (truncate !== undefined) {
-      const own = postgres(truncate, { max: 1, onnotice: () => {} })
-      await own`TRUNCATE v2_job_status`
+      const own = postgres(truncate.url, { max: 1, onnotice: () => {} })
+      await own.unsafe(`TRUNCATE ${truncate.tables}`)
       await own.end()
     }
     await admin`CHECKPOINT`

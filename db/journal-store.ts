@@ -66,9 +66,17 @@ export function createJournalStore(options: JournalStoreOptions): Store {
     pool: Pool,
     requests: readonly JournalRequest[],
     mode: { skipLocked: boolean; deadline: number },
-  ) {
-    const { statement, parameters } = recordStatement(requests, { limits: options.limits, skipLocked: mode.skipLocked })
-    return recordOutcomes(requests, await pool.query(statement, parameters, mode.deadline), options.limits)
+  ): Promise<BatchOutcome<RecordResult>[]> {
+    const { limits } = options
+    const [only] = requests
+    if (only && requests.length === 1 && only.steps.length === 1) {
+      const { statement, parameters } = recordOneStatement(only, { limits, skipLocked: mode.skipLocked })
+      const [row] = await pool.query(statement, parameters, mode.deadline)
+      if (row?.[0])
+        return [{ kind: 'done', result: { version: nextVersion(textOf(row, 0)), steps: [{ recorded: true }] } }]
+    }
+    const { statement, parameters } = recordStatement(requests, { limits, skipLocked: mode.skipLocked })
+    return recordOutcomes(requests, await pool.query(statement, parameters, mode.deadline), limits)
   }
 
   async function read(
@@ -146,8 +154,6 @@ function recordStatement(
   requests: readonly JournalRequest[],
   options: { limits: CheckpointLimits; skipLocked: boolean },
 ): { statement: string; parameters: (string | null)[] } {
-  const [only] = requests
-  if (only && requests.length === 1 && only.steps.length === 1) return recordOneStatement(only, options)
   const jobIds: string[] = []
   const keys: string[] = []
   const results: (string | null)[] = []
@@ -196,14 +202,8 @@ function recordStatement(
   return { statement, parameters }
 }
 
-const RECORD_ONE = `select outcome, stored, version from cairn.record_step_v1(
-  $1::uuid, $2::text, $3::text, $4::text::boolean, $5::text, $6::bigint, $7::text, $8::text::boolean, $9::bigint, $10::bigint,`
-const RECORD_ONE_SHARED = `${RECORD_ONE} true, ${SHARED_LOCK_WAIT_MS})`
-const RECORD_ONE_SLOW = `${RECORD_ONE} false, ${SLOW_LOCK_WAIT_MS})`
-
 function recordOneStatement(request: JournalRequest, options: { limits: CheckpointLimits; skipLocked: boolean }) {
-  const { jobId, sourceHash, firstStands, steps } = request
-  const { limits } = options
+  const { jobId, sourceHash, steps } = request
   const [step] = steps as [StepWrite]
   const parameters = [
     jobId,
@@ -213,12 +213,16 @@ function recordOneStatement(request: JournalRequest, options: { limits: Checkpoi
     step.startedAt,
     step.durationMs === null ? null : String(step.durationMs),
     sourceHash,
-    String(firstStands),
-    String(limits.maxStepsPerJob),
-    String(limits.maxCheckpointBytes),
+    String(options.limits.maxStepsPerJob),
+    String(options.limits.maxCheckpointBytes),
   ]
   return { statement: options.skipLocked ? RECORD_ONE_SHARED : RECORD_ONE_SLOW, parameters }
 }
+
+const RECORD_ONE = `select cairn.record_step_v1(
+  $1::uuid, $2::text, $3::text, $4::text::boolean, $5::text, $6::bigint, $7::text, $8::bigint, $9::bigint,`
+const RECORD_ONE_SHARED = `${RECORD_ONE} true, '${SHARED_LOCK_WAIT_MS}')`
+const RECORD_ONE_SLOW = `${RECORD_ONE} false, '${SLOW_LOCK_WAIT_MS}')`
 
 /** What the rows of record_steps_v1, one per step, say about each request. */
 function recordOutcomes(
