@@ -35,8 +35,8 @@ export interface JournalStoreOptions extends DatabaseOptions {
 /** The share of each pool: a locked job, a slow reader or a full queue never takes the connections of the others. */
 export function poolSizes(poolMax: number) {
   const slow = Math.max(1, Math.floor(poolMax / 5))
-  const write = Math.max(1, Math.min(2, poolMax - slow - 2))
-  return { write, slow, probe: 1, read: Math.max(1, poolMax - slow - write - 1) }
+  // One shared statement at a time: with two, each finds half as much to share. (On two cores 4,850 steps/s against 4,400.)
+  return { write: 1, slow, probe: 1, read: Math.max(1, poolMax - slow - 2) }
 }
 
 interface JournalRequest extends RecordRequest {
@@ -97,9 +97,11 @@ export function createJournalStore(options: JournalStoreOptions): Store {
   return {
     ...createJournalCommands(pools.slow, options.limits),
     recordSteps(request) {
+      const { jobId, sourceHash, firstStands, steps } = request
       let bytes = 0
-      for (const step of request.steps) bytes += step.result.byteLength
-      return coalescer.submit({ ...request, keys: request.steps.map((step) => step.key), bytes })
+      for (const step of steps) bytes += step.result.byteLength
+      const keys = steps.map((step) => step.key)
+      return coalescer.submit({ jobId, sourceHash, firstStands, steps, keys, bytes })
     },
     getVersion: (jobId) => readVersion(read, jobId),
     getCheckpoint: (jobId, fields) =>

@@ -50,6 +50,8 @@ export async function buildApp(options: AppOptions): Promise<App> {
     loggerInstance: options.logger,
     logController: new LogController({ disableRequestLogging: true }),
     genReqId: requestId,
+    // A logger of its own for each request costs more than the few lines that name a request: those give its id.
+    childLoggerFactory: (logger) => logger,
     return503OnClosing: false,
     keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
     requestTimeout: REQUEST_TIMEOUT_MS,

@@ -306,10 +306,23 @@ for (const byte of Buffer.from(' \t\n\r')) WHITESPACE[byte] = 1
 
 /** A scanner for one body. Accepts what `JSON.parse` accepts of the decoded text, and one leading byte order mark. */
 export function createJsonScanner(shape: Shape, limits: ScanLimits): JsonScanner {
-  const scan = startScan(shape, limits)
-  return {
-    advance: (bytes, length) => advance(scan, bytes, length),
-    finish: (bytes, length) => finish(scan, bytes, length),
+  return new ShapedScanner(startScan(shape, limits))
+}
+
+// A class and not closures: one is made for each request.
+class ShapedScanner implements JsonScanner {
+  readonly #scan: Scan
+
+  constructor(scan: Scan) {
+    this.#scan = scan
+  }
+
+  advance(bytes: Buffer, length: number): void {
+    advance(this.#scan, bytes, length)
+  }
+
+  finish(bytes: Buffer, length: number): unknown {
+    return finish(this.#scan, bytes, length)
   }
 }
 

@@ -105,7 +105,10 @@ export function sendProblem(request: FastifyRequest, reply: FastifyReply, error:
   const problem = toProblem(error)
   const { status } = CATALOGUE[problem.code]
   if (status >= 500) {
-    request.log.error({ err: problem.cause ?? problem, code: problem.code, url: request.url }, problem.message)
+    request.log.error(
+      { err: problem.cause ?? problem, code: problem.code, url: request.url, request_id: request.id },
+      problem.message,
+    )
   }
   if (status === 503) reply.header('retry-after', String(RETRY_AFTER_S))
   // What is left of a refused body is read and dropped, so that the client can read the answer.

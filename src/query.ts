@@ -9,6 +9,7 @@ type Query = Record<string | symbol, string | string[]>
  */
 export function parseQuery(text: string): Query {
   const query: Query = Object.create(null)
+  if (text === '') return query
   for (const part of text.split('&')) {
     if (part === '') continue
     const equals = part.indexOf('=')

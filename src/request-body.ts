@@ -1,5 +1,5 @@
 import type { FastifyInstance, FastifyRequest } from 'fastify'
-import { createJsonScanner, InvalidJson, RawJson, type Shape } from './json-scanner.ts'
+import { createJsonScanner, InvalidJson, type JsonScanner, RawJson, type Shape } from './json-scanner.ts'
 import { Problem, shown } from './problems.ts'
 
 /** Octets of request bodies that are in memory at the same time; beyond, requests are refused with 503. */
@@ -27,84 +27,122 @@ export interface BodyLimits {
  * event loop for long. What the schema then sees are parsed small members, and `RawJson` for the rest.
  */
 export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
-  let bytesInFlight = 0
+  const inFlight = { bytes: 0 }
   app.removeAllContentTypeParsers()
   app.addContentTypeParser('application/json', (request: FastifyRequest, payload, done) => {
     const encoding = request.headers['content-encoding']
     if (encoding !== undefined && encoding.toLowerCase() !== 'identity') {
       return done(new Problem('unsupported_media_type', `The body must not be encoded, not even as ${encoding}.`))
     }
-    const { shape = 'value', bodyOptional = shape === 'value' } = request.routeOptions.config
-    const scanner = createJsonScanner(shape, { maxDepth: limits.maxResultDepth })
     const declared = Number(request.headers['content-length'] ?? 0)
     if (declared > limits.maxBodyBytes) return done(tooLarge(limits.maxBodyBytes))
-    let body: Buffer = Buffer.alloc(0)
-    let length = 0
-    let taken = 0
-    let over = false
-
-    function finish(error: Error | null, value?: unknown) {
-      if (over) return
-      over = true
-      if (error) {
-        body = Buffer.alloc(0)
-        giveBack()
-      }
-      done(error, value)
-    }
-
-    function giveBack() {
-      bytesInFlight -= taken
-      taken = 0
-    }
-
-    function append(chunk: Buffer) {
-      taken += chunk.length
-      bytesInFlight += chunk.length
-      if (length === 0) {
-        body = chunk
-      } else {
-        if (length + chunk.length > body.length) {
-          const doubled = Math.max(FIRST_CAPACITY, Math.min((length + chunk.length) * 2, limits.maxBodyBytes))
-          const grown = Buffer.allocUnsafe(declared >= length + chunk.length ? declared : doubled)
-          body.copy(grown, 0, 0, length)
-          body = grown
-        }
-        chunk.copy(body, length)
-      }
-      length += chunk.length
-    }
-
-    request.raw.once('close', giveBack)
+    const { shape = 'value', bodyOptional = shape === 'value' } = request.routeOptions.config
+    const reader = new BodyReader({ shape, bodyOptional, declared, limits, inFlight, done })
+    request.raw.once('close', () => reader.giveBack())
     payload.on('data', (chunk: Buffer) => {
-      if (over) {
-        length += chunk.length
-        if (length > limits.maxBodyBytes + DRAIN_BYTES) request.raw.destroy()
-        return
-      }
-      if (length + chunk.length > limits.maxBodyBytes) return finish(tooLarge(limits.maxBodyBytes))
-      if (bytesInFlight + chunk.length > BODIES_IN_FLIGHT_BYTES) {
-        return finish(new Problem('unavailable', 'Too many large bodies are under way.'))
-      }
-      append(chunk)
-      try {
-        scanner.advance(body, length)
-      } catch (error) {
-        finish(toProblem(error))
-      }
+      reader.take(chunk)
+      if (reader.drained > DRAIN_BYTES) request.raw.destroy()
     })
-    payload.once('end', () => {
-      if (over) return
-      if (length === 0 && bodyOptional) return finish(null)
-      try {
-        const value = scanner.finish(body, length)
-        finish(shape !== 'value' && value instanceof RawJson ? notAnObject(value) : null, value)
-      } catch (error) {
-        finish(toProblem(error))
-      }
-    })
-    payload.once('error', (error: Error) => finish(error))
+    payload.once('end', () => reader.end())
+    payload.once('error', (error: Error) => reader.finish(error))
   })
+}
+
+interface Reading {
+  shape: Shape
+  bodyOptional: boolean
+  /** Content-Length; 0 if there is none. */
+  declared: number
+  limits: BodyLimits
+  /** Of all bodies together. */
+  inFlight: { bytes: number }
+  done: (error: Error | null, value?: unknown) => void
+}
+
+// A class and not closures: one is made for each request.
+class BodyReader {
+  readonly #reading: Reading
+  readonly #scanner: JsonScanner
+  #body: Buffer = Buffer.alloc(0)
+  #length = 0
+  #counted = 0
+  #over = false
+  /** Octets that came after the body was refused. */
+  drained = 0
+
+  constructor(reading: Reading) {
+    this.#reading = reading
+    this.#scanner = createJsonScanner(reading.shape, { maxDepth: reading.limits.maxResultDepth })
+  }
+
+  take(chunk: Buffer): void {
+    if (this.#over) {
+      this.drained += chunk.length
+      return
+    }
+    try {
+      this.#append(chunk)
+      this.#scanner.advance(this.#body, this.#length)
+    } catch (error) {
+      this.finish(toProblem(error))
+    }
+  }
+
+  end(): void {
+    if (this.#over) return
+    const { shape, bodyOptional } = this.#reading
+    if (this.#length === 0 && bodyOptional) {
+      this.finish(null)
+      return
+    }
+    try {
+      const value = this.#scanner.finish(this.#body, this.#length)
+      this.finish(shape !== 'value' && value instanceof RawJson ? notAnObject(value) : null, value)
+    } catch (error) {
+      this.finish(toProblem(error))
+    }
+  }
+
+  finish(error: Error | null, value?: unknown): void {
+    if (this.#over) return
+    this.#over = true
+    if (error) {
+      this.#body = Buffer.alloc(0)
+      this.giveBack()
+    }
+    this.#reading.done(error, value)
+  }
+
+  giveBack(): void {
+    this.#reading.inFlight.bytes -= this.#counted
+    this.#counted = 0
+  }
+
+  #append(chunk: Buffer): void {
+    const { limits, inFlight } = this.#reading
+    if (this.#length + chunk.length > limits.maxBodyBytes) throw tooLarge(limits.maxBodyBytes)
+    if (inFlight.bytes + chunk.length > BODIES_IN_FLIGHT_BYTES) {
+      throw new Problem('unavailable', 'Too many large bodies are under way.')
+    }
+    this.#counted += chunk.length
+    inFlight.bytes += chunk.length
+    const length = this.#length + chunk.length
+    if (this.#length === 0) {
+      this.#body = chunk
+    } else {
+      if (length > this.#body.length) this.#grow(length)
+      chunk.copy(this.#body, this.#length)
+    }
+    this.#length = length
+  }
+
+  #grow(needed: number): void {
+    const { declared, limits } = this.#reading
+    const doubled = Math.max(FIRST_CAPACITY, Math.min(needed * 2, limits.maxBodyBytes))
+    const grown = Buffer.allocUnsafe(declared >= needed ? declared : doubled)
+    this.#body.copy(grown, 0, 0, this.#length)
+    this.#body = grown
+  }
 }
 
 function tooLarge(maxBodyBytes: number): Problem {
