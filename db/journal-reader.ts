@@ -9,8 +9,12 @@ export type Read = (statement: string, parameters: ReadonlyArray<string | null>,
 
 /** Octets after which a page of a checkpoint is cut. A page is what a reader costs in memory. */
 export const PAGE_BYTES = 512 * 1024
-/** Steps in one page, so that a page of tiny results is bounded too. */
-export const PAGE_STEPS = 4096
+/** Steps that Postgres is asked for, in the first page, and at least and at most in those that follow. */
+const FIRST_PAGE_STEPS = 512
+const MIN_PAGE_STEPS = 64
+const MAX_PAGE_STEPS = 4096
+/** Octets of a page behind which no other is read ahead. */
+const READ_AHEAD_BYTES = 2 * PAGE_BYTES
 /** How often a checkpoint that changed before its first octet was sent is read anew. */
 const READING_ATTEMPTS = 5
 
@@ -42,31 +46,39 @@ const SELECT_HEAD = `
     j.number
   from cairn.job j where j.id = $1`
 
-// $1 the job that is read, $2 the number of that whose steps are read (itself, or one it inherits from, $5 generations up), behind
-// position $3 and up to $4; without those of nearer generations, of the job itself up to position $6. The text is put
-// together here, so that a page reaches Node as one piece.
-const SELECT_PAGE = `
-  with nearer as materialized (
-    select source_id, case when generation = 0 then $6::bigint else bound end as bound
-    from cairn.lineage($1) where $5::integer > 0 and generation < $5::integer
-  )
-  select
-    count(*), max(page.position),
-    string_agg(to_json(page.key)::text || ':' || page.result::text, ',' order by page.position),
-    (select ${IDENTITY} from cairn.job j where j.id = $1)
+// $1 the job that is read, $2 the number of the job whose steps are read (itself, or one it inherits from), behind position
+// $3 and up to $4, at most $5 steps. Rows, and not one text put together by Postgres, which takes longer to make it.
+const selectPage = (nearer: string, notHidden: string) => `
+  ${nearer}
+  select to_json(s.key)::text || ':' || s.result::text, s.position,
+    case when s.preceding_bytes = 0 then (select ${IDENTITY} from cairn.job j where j.id = $1) end
   from (
-    select s.key, s.result, s.position,
-      sum(s.bytes + octet_length(s.key)) over (order by s.position) - s.bytes - octet_length(s.key) as preceding_bytes
+    select candidate.position, candidate.key, candidate.result,
+      sum((candidate.bytes + octet_length(candidate.key))::integer) over (order by candidate.position)
+        - candidate.bytes - octet_length(candidate.key) as preceding_bytes
     from (
-      select key, result, position, bytes from cairn.step
-      where job_number = $2 and position > $3 and position <= $4 and result is not null
-        and ($5::integer = 0 or not exists (
-          select from nearer join cairn.step own on own.job_id = nearer.source_id and own.key = cairn.step.key
-          where own.result is not null and own.position <= nearer.bound))
-      order by position limit ${PAGE_STEPS}
-    ) as s
-  ) as page
-  where page.preceding_bytes < ${PAGE_BYTES}`
+      select p.position, p.key, p.result, p.bytes
+      from cairn.step p
+      where p.job_number = $2 and p.position > $3 and p.position <= $4 and p.result is not null ${notHidden}
+      order by p.position
+      limit $5::bigint
+    ) as candidate
+  ) as s
+  where s.preceding_bytes < ${PAGE_BYTES}
+  order by s.position`
+
+const SELECT_OWN_PAGE = selectPage('', '')
+
+// Without those of nearer generations than $6, of the job itself up to position $7.
+const SELECT_INHERITED_PAGE = selectPage(
+  `with nearer as materialized (
+    select source_id, case when generation = 0 then $7::bigint else bound end as bound
+    from cairn.lineage($1) where generation < $6::integer
+  )`,
+  `and not exists (
+    select from nearer join cairn.step own on own.job_id = nearer.source_id and own.key = p.key
+    where own.result is not null and own.position <= nearer.bound)`,
+)
 
 const SELECT_STEP = `
   select case when s.result is null and j.parent_id is not null then cairn.inherited_result(j.id, $2::text) else s.result end
@@ -185,7 +197,9 @@ export async function readJobs(read: Read, filter: JobFilter): Promise<Buffer> {
   if (filter.name !== undefined) conditions.push(`j.name = ${bind(filter.name)}::text`)
   if (filter.label !== undefined) {
     const { name, value } = filter.label
-    conditions.push(`j.labels <> '{}' and j.labels @> jsonb_build_object(${bind(name)}::text, ${bind(value)}::text)`)
+    // As one value: a function of two would be called for each job that is looked at.
+    const wanted = bind(`{${JSON.stringify(name)}:${JSON.stringify(value)}}`)
+    conditions.push(`j.labels <> '{}' and j.labels @> ${wanted}::text::jsonb`)
   }
   if (filter.prefix !== undefined) {
     const [lowest, highest] = uuidRange(filter.prefix)
@@ -244,7 +258,7 @@ interface Page {
   count: number
   lastPosition: number
   members: Buffer
-  identity: string | null
+  identity: string | undefined
 }
 
 /** The steps of one job in the line, in order of position up to the bound. */
@@ -349,10 +363,15 @@ async function* joinPages(opening: string, first: IteratorResult<Buffer>, rest: 
     yield Buffer.from(`${opening}}}`)
     return
   }
-  yield Buffer.concat([Buffer.from(opening), first.value])
-  for await (const page of rest) {
-    yield COMMA
-    yield page
+  let piece = Buffer.concat([Buffer.from(opening), first.value])
+  for (;;) {
+    // While the client takes a page the next one is read, unless the two would be a lot of memory.
+    const ahead = piece.length <= READ_AHEAD_BYTES ? rest.next() : undefined
+    ahead?.catch(() => {})
+    yield piece
+    const page = await (ahead ?? rest.next())
+    if (page.done) break
+    piece = Buffer.concat([COMMA, page.value])
   }
   yield CLOSING
 }
@@ -367,29 +386,61 @@ async function* readPages(read: Read, jobId: string, head: Head, firstDeadline: 
   for (const stretch of [...head.inherited, own]) {
     let remaining = stretch.count
     let after = 0
+    let limit = FIRST_PAGE_STEPS
     while (remaining > 0) {
-      const page = await readPage(read, { jobId, ownBound: head.lastPosition, stretch, after, deadline })
+      const page = await readPage(read, { jobId, ownBound: head.lastPosition, stretch, after, limit, deadline })
       deadline = undefined
-      if (page.identity !== head.identity || page.count === 0 || page.count > remaining) throw new CheckpointChanged()
+      if (page.identity !== head.identity || page.count > remaining) throw new CheckpointChanged()
       remaining -= page.count
       after = page.lastPosition
+      limit = stepsToAskFor(page)
       yield page.members
     }
   }
 }
 
-async function readPage(
-  read: Read,
-  options: { jobId: string; ownBound: number; stretch: Stretch; after: number; deadline: number | undefined },
-): Promise<Page> {
-  const { jobId, ownBound, stretch, after, deadline } = options
+/** As many as would fill a page if they are as long as those of the page before; Postgres looks at each that it is asked for. */
+function stepsToAskFor({ count, members }: Page): number {
+  return Math.max(MIN_PAGE_STEPS, Math.min(MAX_PAGE_STEPS, Math.ceil((1.125 * PAGE_BYTES * count) / members.length)))
+}
+
+/** The first columns, with commas between them. */
+function joinWithCommas(rows: readonly Row[]): Buffer {
+  let length = Math.max(0, rows.length - 1)
+  for (const row of rows) length += (row[0] as Buffer).length
+  const joined = Buffer.allocUnsafe(length)
+  let end = 0
+  for (const row of rows) {
+    if (end > 0) joined[end++] = 0x2c
+    end += (row[0] as Buffer).copy(joined, end)
+  }
+  return joined
+}
+
+interface PageRequest {
+  jobId: string
+  ownBound: number
+  stretch: Stretch
+  after: number
+  limit: number
+  deadline: number | undefined
+}
+
+/** A page without any step has no identity. */
+async function readPage(read: Read, request: PageRequest): Promise<Page> {
+  const { jobId, ownBound, stretch, after, limit, deadline } = request
   const { generation, source, bound } = stretch
-  const parameters = [jobId, String(source), String(after), String(bound), String(generation), String(ownBound)]
-  const row = (await read(SELECT_PAGE, parameters, deadline))[0] as Row
+  const parameters = [jobId, String(source), String(after), String(bound), String(limit)]
+  const rows =
+    generation === 0
+      ? await read(SELECT_OWN_PAGE, parameters, deadline)
+      : await read(SELECT_INHERITED_PAGE, [...parameters, String(generation), String(ownBound)], deadline)
+  const [first] = rows
+  const last = rows.at(-1)
   return {
-    count: Number(textOf(row, 0)),
-    lastPosition: Number(textOrNull(row, 1) ?? 0),
-    members: row[2] ?? Buffer.alloc(0),
-    identity: textOrNull(row, 3),
+    count: rows.length,
+    lastPosition: last ? Number(textOf(last, 1)) : after,
+    members: joinWithCommas(rows),
+    identity: first && textOf(first, 2),
   }
 }

@@ -20,8 +20,8 @@ import { present, requireMap, requireRawObject } from '../src/raw-members.ts'
 import { failureMarker, OUTCOME_SHAPES, readOutcome } from '../src/step-outcome.ts'
 import { sendRawJson } from './raw-json-reply.ts'
 
-/** Jobs of a list page unless the client says otherwise, and the most that it may ask for. */
-export const DEFAULT_JOBS_LIMIT = 100
+/** Jobs of a list page unless the client says otherwise (a screen full), and the most that it may ask for. */
+export const DEFAULT_JOBS_LIMIT = 50
 export const MAX_JOBS_LIMIT = 1000
 
 const Params = Type.Object({ id: JobId })

@@ -10,7 +10,8 @@
 create index job_open_by_creation on cairn.job (created_at, id) where status = 'open';
 create index job_failed_by_creation on cairn.job (created_at, id) where status = 'failed';
 create index job_by_name on cairn.job (name, created_at, id) where name is not null;
-create index job_by_label on cairn.job using gin (labels jsonb_path_ops) where labels <> '{}';
+-- Without a list of pending entries, which every look-up would have to read whole.
+create index job_by_label on cairn.job using gin (labels jsonb_path_ops) with (fastupdate = off) where labels <> '{}';
 
 -- Creates the missing jobs and locks all, in id order; answers which were created. A job deleted in between makes the
 -- transaction fail as one that can be repeated.
