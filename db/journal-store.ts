@@ -13,7 +13,7 @@ import {
 import { checkpointFull, createJournalCommands, jobFinished } from './journal-commands.ts'
 import { openCheckpoint, readJob, readJobs, readStep, readSteps, readTimeline, readVersion } from './journal-reader.ts'
 import type { CheckpointLimits, RecordRequest, RecordResult, StepOutcome, StepWrite, Store } from './store.ts'
-import { type BatchOutcome, createWriteCoalescer } from './write-coalescer.ts'
+import { BATCH_MAX_BYTES, type BatchOutcome, createWriteCoalescer } from './write-coalescer.ts'
 
 /** Milliseconds until a read that has not begun is answered with 503. The SDKs give up after 10 s. */
 export const READ_DEADLINE_MS = 8000
@@ -71,6 +71,8 @@ export function createJournalStore(options: JournalStoreOptions): Store {
     const [only] = requests
     if (only && requests.length === 1 && only.steps.length === 1) {
       const { statement, parameters } = recordOneStatement(only, { limits, skipLocked: mode.skipLocked })
+      // The driver copies a large result several times at once: what else waits gets its turn before that.
+      if (only.bytes > BATCH_MAX_BYTES) await new Promise(setImmediate)
       const [row] = await pool.query(statement, parameters, mode.deadline)
       if (row?.[0])
         return [{ kind: 'done', result: { version: nextVersion(textOf(row, 0)), steps: [{ recorded: true }] } }]
