@@ -73,6 +73,8 @@ export function createJournalCommands(pool: Pool, limits: CheckpointLimits) {
           throw jobFinished(jobId)
         case 'child_taken':
           throw new Problem('invalid_request', `${textOf(row, 3)} is a child of another job or of another key already.`)
+        case 'stale_child':
+          throw new Problem('stale_child', `No key maps to the child ${textOf(row, 3)} any more: dispatch a new one.`)
       }
       return { version: textOf(row, 1), pendingKeys: JSON.parse(textOf(row, 2)) as string[] }
     },

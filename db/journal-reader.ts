@@ -174,7 +174,7 @@ export async function readTimeline(read: Read, jobId: string, page: TimelinePage
 const JOB_DOCUMENT = `
   (select row_to_json(document)::text from (
     select
-      j.id, j.name, j.labels, j.status, j.source_hash, j.step_count, j.failed_count, j.bytes,
+      j.id, j.parent_id, j.name, j.labels, j.status, j.source_hash, j.step_count, j.failed_count, j.bytes,
       coalesce(to_json(j.pending_keys), '[]') as pending_keys, cairn.version_text(j) as version,
       cairn.utc_text(j.created_at) as created_at, cairn.utc_text(j.updated_at) as updated_at,
       cairn.utc_text(j.finished_at) as finished_at

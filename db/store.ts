@@ -157,7 +157,7 @@ export interface Store {
   /** `{"jobs", "next_cursor"}`, newest created first. */
   listJobs(filter: JobFilter): Promise<Buffer>
 
-  /** Throws `source_changed`, `job_finished`, and `invalid_request` for a child that is somebody else's. */
+  /** Throws `source_changed`, `job_finished`, `stale_child`, and `invalid_request` for a child that is somebody else's. */
   dispatch(jobId: string, dispatch: Dispatch): Promise<ParkedState>
   /** Throws `stale_child` and `job_finished`. */
   startChild(jobId: string, childId: string, startedAt: string | null): Promise<ParkedState & { key: string }>

@@ -74,7 +74,7 @@ export async function dispatchRoutes(app: App, { store }: { store: Store }): Pro
         body: Body,
         response: {
           200: Type.Object(ParkedReply, { description: 'The job waits.' }),
-          ...problemReplies(...BODY_PROBLEMS, 'source_changed', 'job_finished'),
+          ...problemReplies(...BODY_PROBLEMS, 'source_changed', 'job_finished', 'stale_child'),
         },
       },
       config: { shape: SHAPE },

@@ -20,7 +20,13 @@ import { Force } from './jobs.ts'
 import { sendRawJson, sendRawJsonPieces } from './raw-json-reply.ts'
 import { readTiming } from './record.ts'
 
-const STEP_SHAPES = { ...OUTCOME_SHAPES, key: 'value', started_at: 'value', duration_ms: 'value' } as const
+const STEP_SHAPES = {
+  ...OUTCOME_SHAPES,
+  key: 'value',
+  started_at: 'value',
+  duration_ms: 'value',
+  source_hash: 'value',
+} as const
 
 const Outcome = {
   result: Type.Optional(StepResult),
@@ -29,7 +35,10 @@ const Outcome = {
   duration_ms: nullable(DurationMs),
 }
 
-const Step = Type.Object({ key: StepKey, ...Outcome }, { description: 'Exactly one of result and error.' })
+const Step = Type.Object(
+  { key: StepKey, ...Outcome, source_hash: nullable(SourceHash) },
+  { description: 'Exactly one of result and error.' },
+)
 
 const Body = Type.Object(
   {
@@ -107,7 +116,7 @@ function recordStepsRoute(app: App, store: Store): void {
       const steps = readSteps(body)
       const { version, steps: outcomes } = await store.recordSteps({
         jobId,
-        sourceHash: body.source_hash ?? '',
+        sourceHash: readSourceHash(body),
         firstStands: true,
         steps,
       })
@@ -145,6 +154,19 @@ function readSteps(body: Static<typeof Body>): StepWrite[] {
   })
 }
 
+/** All steps of a request are recorded under one hash, whether it stands beside them or in each. */
+function readSourceHash(body: Static<typeof Body>): string {
+  const hashes = new Set([body.source_hash, ...(body.steps ?? []).map((step) => step.source_hash)].filter(Boolean))
+  const [hash = '', other] = [...hashes] as string[]
+  if (other !== undefined) {
+    throw new Problem(
+      'invalid_request',
+      `source_hash must be the same everywhere, not ${shown(hash)} and ${shown(other)}.`,
+    )
+  }
+  return hash
+}
+
 function readStep(
   key: string,
   step: Parameters<typeof readTiming>[0] & { result?: unknown; error?: unknown },
@@ -167,7 +189,9 @@ export async function stepRoutes(app: App, { store }: { store: Store }): Promise
         params: Type.Object({ id: JobId, key: StepKey }),
         querystring: Force,
         response: {
-          204: Type.Null({ description: 'The job has no such step any more.' }),
+          204: Type.Null({
+            description: 'The job has no such step of its own any more; what a child sees of its parent stays.',
+          }),
           ...problemReplies('job_parked'),
         },
       },

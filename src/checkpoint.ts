@@ -147,6 +147,9 @@ export const Timeline = Type.Object({
 
 export const Job = Type.Object({
   id: Type.String({ format: 'uuid' }),
+  parent_id: Type.Union([Type.String({ format: 'uuid' }), Type.Null()], {
+    description: 'Of a child that got its checkpoint at a dispatch: the job that dispatched it.',
+  }),
   name: Type.Union([Type.String(), Type.Null()]),
   labels: Type.Record(Type.String(), Type.String()),
   status: Type.Union([Type.Literal('open'), Type.Literal('completed'), Type.Literal('failed')]),

@@ -1,6 +1,7 @@
 import { STATUS_CODES } from 'node:http'
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
 import { INPUT_FORMATS, type InputFormat } from './input-formats.ts'
+import { RawJson } from './json-scanner.ts'
 
 /** Every way in which a request can fail, with its status, whether sending it again can help, and its title. */
 const CATALOGUE = {
@@ -158,11 +159,17 @@ function describeViolation(violation: Violation, context: string): string {
   const place = instancePath === '' ? `The ${context}` : instancePath.slice(1).replaceAll('/', '.')
   switch (keyword) {
     case 'required':
+      // What the scanner kept whole is not the object that was expected.
+      if (data instanceof RawJson) return `${place} must be a JSON object, not ${shown(data)}.`
       return `${place}: the member ${String(params.missingProperty)} is missing.`
     case 'format':
       return `${place} ${INPUT_FORMATS[params.format as InputFormat]?.rule ?? message}, not ${shown(data)}.`
     case 'enum':
       return `${place} must be one of ${(params.allowedValues as unknown[]).join(', ')}, not ${shown(data)}.`
+    case 'type': {
+      const kinds = [params.type].flat().filter((kind) => kind !== 'null')
+      return `${place} must be of type ${kinds.join(' or ')}, not ${shown(data)}.`
+    }
     default:
       return `${place} ${message ?? 'is not valid'}, not ${shown(data)}.`
   }
@@ -172,10 +179,9 @@ const SHOWN_CHARACTERS = 80
 
 /** A value at fault, short enough for a sentence. */
 export function shown(value: unknown): string {
-  const text =
-    value !== null && typeof value === 'object' && 'kind' in value
-      ? `a JSON ${String(value.kind)}`
-      : JSON.stringify(value)
+  if (Array.isArray(value)) return `an array of ${value.length}`
+  if (value !== null && typeof value === 'object') return `a JSON ${'kind' in value ? String(value.kind) : 'object'}`
+  const text = JSON.stringify(value)
   if (text === undefined) return 'nothing'
   return text.length <= SHOWN_CHARACTERS ? text : `${text.slice(0, SHOWN_CHARACTERS).toWellFormed()}…`
 }

@@ -83,8 +83,9 @@ $$;
 -- checkpoint that refers to the parent's steps as of now. child_keys and child_ids go together, as do entry_keys and
 -- entry_extras; keys holds them all. pending is the JSON of {mode, keys, job_ids}.
 --
--- outcome: dispatched · unchanged (the same mapping is there) · source_changed · job_finished · child_taken (culprit is
--- a child of another job or key)
+-- outcome: dispatched · unchanged (a repeat: the same mapping is there, and its keys are what the job waits for, or are all
+-- completed) · source_changed · job_finished · child_taken (culprit is a child of another job or key) · stale_child
+-- (culprit was a child of this job, and its key was given to another or to none)
 create function cairn.dispatch_v1(
   parent_id uuid, keys text[], child_keys text[], child_ids uuid[], pending text, input_args text, source_hash text,
   entry_keys text[], entry_extras text[], lock_wait_ms integer
@@ -99,6 +100,7 @@ declare
   created uuid[];
   parent cairn.job;
   taken uuid;
+  stale uuid;
   same_mapping boolean;
 begin
   created := cairn.lock_jobs(dispatch_v1.child_ids || dispatch_v1.parent_id, dispatch_v1.lock_wait_ms);
@@ -108,7 +110,12 @@ begin
   from unnest(dispatch_v1.child_keys, dispatch_v1.child_ids) as given (key, child_id)
   join cairn.child c on c.child_id = given.child_id
   where c.job_id <> dispatch_v1.parent_id and c.scheduled_for is not null
-    or c.job_id = dispatch_v1.parent_id and c.key is distinct from given.key
+    or c.job_id = dispatch_v1.parent_id and c.key <> given.key
+  limit 1;
+
+  select c.child_id into stale
+  from cairn.child c
+  where c.job_id = dispatch_v1.parent_id and c.child_id = any (dispatch_v1.child_ids) and c.key is null
   limit 1;
 
   same_mapping := not exists (
@@ -122,19 +129,30 @@ begin
     when dispatch_v1.source_hash <> '' and parent.source_hash <> '' and dispatch_v1.source_hash <> parent.source_hash
       then 'source_changed'
     when taken is not null then 'child_taken'
-    -- What was dispatched and completed long ago, or waits right now: a repeat, whose first answer was lost perhaps.
-    when same_mapping
-      and (parent.pending::text = dispatch_v1.pending
-        or not cairn.has_open_key(dispatch_v1.parent_id, dispatch_v1.keys))
-      and (dispatch_v1.input_args is null or dispatch_v1.input_args = parent.input_args::text)
-      and parent.change_count > 0 then 'unchanged'
+    when stale is not null then 'stale_child'
+    -- A repeat, perhaps a late one, of what has been answered: whatever the job has come to since must stand.
+    when same_mapping and parent.change_count > 0
+      and (parent.pending_keys @> dispatch_v1.keys and parent.pending_keys <@ dispatch_v1.keys
+        or not cairn.has_open_key(dispatch_v1.parent_id, dispatch_v1.keys)) then 'unchanged'
     when parent.status <> 'open' then 'job_finished'
     else 'dispatched'
   end;
-  culprit := taken::text;
+  culprit := coalesce(taken, stale)::text;
 
   if outcome <> 'dispatched' then
-    delete from cairn.job where id = any (created);
+    -- A child whose job was deleted while it is awaited gets its checkpoint anew: an empty one would run it as a whole.
+    if outcome = 'unchanged' then
+      update cairn.job j set
+        change_count = 1,
+        parent_id = parent.id,
+        parent_created_at = parent.created_at,
+        parent_bound = parent.last_position,
+        executing_key = c.key
+      from cairn.child c
+      where j.id = any (created) and c.job_id = parent.id and c.child_id = j.id and c.status = 'running'
+        and cairn.has_open_key(parent.id, array[c.key]);
+    end if;
+    delete from cairn.job where id = any (created) and change_count = 0;
     version := cairn.version_text(parent);
     pending_keys := parent.pending_keys;
     return next;

@@ -253,7 +253,38 @@ engineContract('A dispatch that is not valid', (target) => {
     await assertUnchanged(service, jobId, async () => {
       assertProblem(await dispatch(service, jobId, { job_ids: { b: second } }), 'invalid_request', new RegExp(second))
       // A repeat of the first dispatch that arrives late must not bring the first child back.
-      assertProblem(await dispatch(service, jobId, { job_ids: { a: first } }), 'invalid_request', new RegExp(first))
+      assertProblem(await dispatch(service, jobId, { job_ids: { a: first } }), 'stale_child', new RegExp(first))
     })
+  })
+})
+
+engineContract('A dispatch repeated late', (target) => {
+  const start = shareService(target)
+
+  test('changes nothing of what the job waits for since, nor its arguments', async () => {
+    const service = await start()
+    const [jobId, first, second] = [newJobId(), newJobId(), newJobId()]
+    const early = { job_ids: { x: first }, input_args: { round: 1 } }
+    await dispatched(service, jobId, early)
+    await answered(200, completeChild(service, jobId, first, '{"result":1}'))
+    await dispatched(service, jobId, { job_ids: { y: second }, input_args: { round: 2 } })
+    await assertUnchanged(service, jobId, async () => {
+      const { pending_keys } = await dispatched(service, jobId, early)
+      assert.deepEqual(pending_keys, ['y'])
+    })
+  })
+
+  test('gives an awaited child whose job was deleted its checkpoint again, and a child that is done none', async () => {
+    const service = await start()
+    const [jobId, awaited, done] = [newJobId(), newJobId(), newJobId()]
+    await recorded(record(service, jobId, { key: 'before', result: '"seen"' }))
+    await dispatched(service, jobId, { job_ids: { x: awaited, y: done } })
+    await answered(200, completeChild(service, jobId, done, '{"result":1}'))
+    for (const child of [awaited, done]) await answered(204, request(service, `DELETE /jobs/${child}`))
+    await assertUnchanged(service, jobId, () => dispatched(service, jobId, { job_ids: { x: awaited, y: done } }))
+    const checkpoint = json(await readCheckpoint(service, awaited))
+    assert.equal(checkpoint._executing_key, 'x')
+    assert.deepEqual(Object.keys(checkpoint.completed_steps), ['before', 'y'])
+    assertProblem(await request(service, `GET /jobs/${done}`), 'job_not_found')
   })
 })

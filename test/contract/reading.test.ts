@@ -216,6 +216,7 @@ contract('Reading a job', (target) => {
     const { created_at, updated_at, ...job } = json(await request(service, `GET /jobs/${jobId}`))
     assert.deepEqual(job, {
       id: jobId,
+      parent_id: null,
       name: null,
       labels: {},
       status: 'open',

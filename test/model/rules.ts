@@ -44,7 +44,7 @@ interface Child {
 interface Job {
   alive: boolean
   /** What a child sees of the job that dispatched it: the results that this one had itself at that moment. */
-  origin: { parent: Job; seen: Set<Result> } | null
+  origin: { parent: Job; parentId: number; seen: Set<Result> } | null
   sourceHash: string
   steps: Map<string, Step>
   children: Map<number, Child>
@@ -216,6 +216,7 @@ export function show(world: World, id: number, idOf: (job: number) => string): S
     timeline: showTimeline(job, idOf),
     job: {
       id: idOf(id),
+      parent_id: job.origin ? idOf(job.origin.parentId) : null,
       name: job.name,
       labels: JSON.parse(job.labels),
       status: job.end?.status ?? 'open',
@@ -427,6 +428,14 @@ function snapshot(job: Job): string {
   ])
 }
 
+function newChildJob(parent: Job, parentId: number, key: string): Job {
+  return { ...newJob(), origin: { parent, parentId, seen: new Set(ownResults(parent)) }, executingKey: key, changes: 1 }
+}
+
+function sameMembers(some: readonly string[], others: readonly string[]): boolean {
+  return new Set(some).size === new Set([...some, ...others]).size && others.length === some.length
+}
+
 function dispatch(world: World, action: Extract<Action, { kind: 'dispatch' }>): Expected {
   const { children, entries, hash, inputArgs, mode } = action
   const keys = [...children.map(([key]) => key), ...action.others]
@@ -438,20 +447,27 @@ function dispatch(world: World, action: Extract<Action, { kind: 'dispatch' }>): 
   for (const [key, child] of children) {
     const mapped = job.children.get(child)
     const others = [...world.jobs.values()].filter((other) => other !== job)
-    if ((mapped && mapped.key !== key) || others.some((other) => other.children.get(child)?.timing))
+    if (
+      (mapped && mapped.key !== null && mapped.key !== key) ||
+      others.some((other) => other.children.get(child)?.timing)
+    )
       return refused(400, 'invalid_request')
   }
+  if (children.some(([, child]) => job.children.get(child)?.key === null)) return refused(409, 'stale_child')
   const isMapped = children.every(([key, child]) => {
     const mapped = job.children.get(child)
     return mapped?.key === key && mapped.timing
   })
   const pending = { mode, keys, jobIds: children }
   const allCompleted = keys.every((key) => isCompleted(job, key))
-  const isRepeat =
-    isMapped &&
-    (JSON.stringify(job.pending) === JSON.stringify(pending) || allCompleted) &&
-    (inputArgs === null || inputArgs === job.inputArgs)
-  if (known && isRepeat) return { status: 200, told: { pending_keys: job.pending?.keys ?? [] } }
+  const isAwaited = job.pending !== null && sameMembers(job.pending.keys, keys)
+  if (known && isMapped && (isAwaited || allCompleted)) {
+    for (const [key, id] of children) {
+      const isRunning = job.children.get(id)?.status === 'running' && !isCompleted(job, key)
+      if (isRunning && !world.jobs.has(id)) world.jobs.set(id, newChildJob(job, action.job, key))
+    }
+    return { status: 200, told: { pending_keys: job.pending?.keys ?? [] } }
+  }
   if (job.end) return refused(409, 'job_finished')
 
   world.jobs.set(action.job, job)
@@ -474,9 +490,7 @@ function dispatch(world: World, action: Extract<Action, { kind: 'dispatch' }>): 
     job.steps.set(key, step)
   }
   for (const [key, id] of children) {
-    if (world.jobs.has(id)) continue
-    const origin = { parent: job, seen: new Set(ownResults(job)) }
-    world.jobs.set(id, { ...newJob(), origin, executingKey: key, changes: 1 })
+    if (!world.jobs.has(id)) world.jobs.set(id, newChildJob(job, action.job, key))
   }
   if (job.sourceHash === '') job.sourceHash = hash
   if (inputArgs !== null) job.inputArgs = inputArgs
