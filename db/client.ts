@@ -87,6 +87,7 @@ interface Connection {
 }
 
 const CONNECT_TIMEOUT_S = 3
+const RECONNECT_PAUSE_MS = 100
 
 /**
  * One session with the database that runs one statement at a time. The driver's own pool is not used: it sends statements
@@ -111,8 +112,10 @@ function openConnection(options: DatabaseOptions): Connection {
       backoff: () => 0.05,
       onnotice: () => {},
       // Made here, so that a connection whose peer no longer answers can be destroyed and not merely asked to end.
-      socket: (resolved: { host: string[]; port: number[]; path?: string | false }) => {
-        const turn = attempt++ % resolved.host.length
+      socket: async (resolved: { host: string[]; port: number[]; path?: string | false }) => {
+        const turn = attempt % resolved.host.length
+        // Where something accepts and hangs up, the driver comes back at once, thousands of times a second.
+        if (attempt++ >= resolved.host.length) await new Promise((resolve) => setTimeout(resolve, RECONNECT_PAUSE_MS))
         const socket = resolved.path
           ? connect(resolved.path)
           : connect({ host: resolved.host[turn] as string, port: resolved.port[turn] as number })

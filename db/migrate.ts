@@ -7,6 +7,8 @@ const MIGRATION_LOCK = 4_702_394_921_427_752n
 /** Milliseconds between two attempts to get the lock, and until a migrator gives up on another one. */
 const LOCK_POLL_MS = 100
 const LOCK_TIMEOUT_MS = 120_000
+/** Milliseconds in which the database must have accepted a connection. */
+const CONNECT_MS = 15_000
 
 /** The schema is not one that this program can work with. The message is for the operator. */
 export class SchemaError extends Error {
@@ -70,9 +72,17 @@ async function withConnection<T>(connection: DatabaseConnectionOptions, use: (sq
     onnotice: () => {},
     idle_timeout: 0,
   } as postgres.Options<Record<string, never>>)
+  let timer: NodeJS.Timeout | undefined
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new SchemaError(`No Postgres answered within ${CONNECT_MS / 1000} s`)), CONNECT_MS)
+  })
   try {
+    // The driver connects again and again for ever where something accepts and hangs up.
+    await Promise.race([sql`select 1`, late])
+    clearTimeout(timer)
     return await use(sql)
   } finally {
+    clearTimeout(timer)
     await sql.end({ timeout: 1 })
   }
 }

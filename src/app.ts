@@ -15,7 +15,7 @@ import { stepRoutes } from '../routes/steps.ts'
 import { timelineRoutes } from '../routes/timeline.ts'
 import { INPUT_FORMATS } from './input-formats.ts'
 import { openapiDocument, SHARED_SCHEMAS } from './openapi.ts'
-import { Problem, problemResponse, sendProblem, setProblemHandler } from './problems.ts'
+import { answerProblem, Problem, problemResponse, setProblemHandler } from './problems.ts'
 import { BAD_ESCAPE, parseQuery } from './query.ts'
 import { type BodyLimits, setBodyParser } from './request-body.ts'
 
@@ -55,9 +55,10 @@ export async function buildApp(options: AppOptions): Promise<App> {
     return503OnClosing: false,
     keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
     requestTimeout: REQUEST_TIMEOUT_MS,
-    http: { maxHeaderSize: MAX_HEADER_BYTES },
+    // Node would answer a request without Host by itself, with nothing that says why.
+    http: { maxHeaderSize: MAX_HEADER_BYTES, requireHostHeader: false },
     clientErrorHandler: answerBrokenRequest,
-    frameworkErrors: (error, request, reply) => void sendProblem(request as FastifyRequest, reply, error),
+    frameworkErrors: (error, request, reply) => void answerProblem(request as FastifyRequest, reply, error),
     bodyLimit: options.limits.maxBodyBytes,
     routerOptions: { maxParamLength: MAX_URL_BYTES, querystringParser: parseQuery },
     ajv: {
@@ -74,12 +75,17 @@ export async function buildApp(options: AppOptions): Promise<App> {
     },
   }).withTypeProvider<TypeBoxTypeProvider>() as unknown as App
 
+  // An expectation that is not known is passed over (RFC 9110, section 10.1.1, leaves the choice); Node would answer bare.
+  app.server.on('checkExpectation', (request, response) => app.server.emit('request', request, response))
   setProblemHandler(app)
   setBodyParser(app, options.limits)
   app.addHook('onRequest', (request, reply, done) => {
     reply.header('x-request-id', request.id)
     if (request.url.length > MAX_URL_BYTES) {
       return done(new Problem('uri_too_long', `The URL must be at most ${MAX_URL_BYTES} bytes long.`))
+    }
+    if (request.headers.host === undefined && request.raw.httpVersion === '1.1') {
+      return done(new Problem('invalid_request', 'The header Host is missing.'))
     }
     const query = request.query as { [BAD_ESCAPE]?: string }
     if (query[BAD_ESCAPE] !== undefined) {

@@ -42,7 +42,6 @@ export const StartedAt = Type.String({
 })
 
 export const DurationMs = Type.Integer({
-  minimum: Number.MIN_SAFE_INTEGER,
   maximum: MAX_DURATION_MS,
   description: 'How long the step ran, in whole milliseconds. A negative one counts as absent.',
   examples: [120],

@@ -13,9 +13,17 @@ delete process.env.PGTARGETSESSIONATTRS
 /** Milliseconds in which a signal is the first one's echo: npm passes on the Ctrl-C that the terminal sent to all. */
 const SIGNAL_ECHO_MS = 250
 
+/** Something outside that a start needs cannot be had. */
+class StartError extends Error {}
+
 /** What stops a start is told in one line: the operator can mend it, and a stack would hide it. */
 function isOperatorError(error: unknown): error is Error {
-  return error instanceof ConfigError || error instanceof SchemaError || error instanceof EmbeddedPostgresError
+  return (
+    error instanceof StartError ||
+    error instanceof ConfigError ||
+    error instanceof SchemaError ||
+    error instanceof EmbeddedPostgresError
+  )
 }
 
 async function main(command: string | undefined): Promise<void> {
@@ -24,7 +32,13 @@ async function main(command: string | undefined): Promise<void> {
   const embedded = config.database.url === undefined ? await startEmbedded(config, logger) : undefined
   try {
     const connection = connectionTo(embedded?.url ?? (config.database.url as string), config, logger)
-    if (config.migrate !== 'off' || command === 'migrate') await migrateSchema(config, { connection, command, logger })
+    if (config.migrate !== 'off' || command === 'migrate') {
+      await migrateSchema(config, { connection, command, logger }).catch((error: unknown) => {
+        throw new StartError(
+          `The database of ${embedded ? 'DATA_DIR' : 'DATABASE_URL'} cannot be used: ${inOneLine(error)}`,
+        )
+      })
+    }
     if (command === 'migrate') {
       await embedded?.stop()
       return
@@ -78,7 +92,9 @@ async function serve(config: Config, { connection, embedded, logger }: Parts): P
   let stopping = false
   let stoppedAt = 0
   const app = await buildApp({ store, limits: config.limits, logger, isStopping: () => stopping })
-  await app.listen({ host: config.host, port: config.port })
+  await app.listen({ host: config.host, port: config.port }).catch((error: unknown) => {
+    throw new StartError(`HOST ${config.host}, PORT ${config.port}: ${inOneLine(error)}`)
+  })
 
   const stop = (signal: NodeJS.Signals) => {
     if (stopping) {
@@ -142,6 +158,10 @@ main(process.argv[2]).catch((error: unknown) => {
 })
 
 function describe(error: unknown): string {
-  const { code, message, stack } = error as NodeJS.ErrnoException
-  return code ? `${message} (${code})` : (stack ?? message)
+  return (error as Error).stack ?? String(error)
+}
+
+function inOneLine(error: unknown): string {
+  const { code, message } = error as NodeJS.ErrnoException
+  return code ? `${message} (${code})` : message
 }

@@ -1,5 +1,6 @@
 import { STATUS_CODES } from 'node:http'
 import type { FastifyError, FastifyInstance, FastifyReply, FastifyRequest } from 'fastify'
+import { drainBody } from './drain-body.ts'
 import { INPUT_FORMATS, type InputFormat } from './input-formats.ts'
 import { RawJson } from './json-scanner.ts'
 
@@ -91,18 +92,28 @@ export function problemResponse(problem: Problem, requestId: string): string {
 
 /** Makes `app` answer every failure, its own and the framework's, as a problem. */
 export function setProblemHandler(app: FastifyInstance): void {
-  app.setErrorHandler((error: FastifyError | Problem, request, reply) => sendProblem(request, reply, error))
-  app.setNotFoundHandler((request, reply) =>
-    sendProblem(
-      request,
-      reply,
-      new Problem('route_not_found', `There is no ${request.method} ${shown(path(request.url))}.`),
-    ),
-  )
+  app.setErrorHandler((error: FastifyError | Problem, request, reply) => answerProblem(request, reply, error))
+  // Before a body is read and found wrong for a route that is not there.
+  app.addHook('onRequest', (request, _reply, done) => done(request.is404 ? routeNotFound(request) : undefined))
+  app.setNotFoundHandler((request, reply) => answerProblem(request, reply, routeNotFound(request)))
 }
 
-/** Answers with the problem that `error` amounts to, and logs what the client does not see. */
-export function sendProblem(request: FastifyRequest, reply: FastifyReply, error: unknown): FastifyReply {
+function routeNotFound(request: FastifyRequest): Problem {
+  return new Problem('route_not_found', `There is no ${request.method} ${shown(path(request.url))}.`)
+}
+
+/** Sends the problem that `error` amounts to, once the client can read it. */
+export async function answerProblem(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  error: unknown,
+): Promise<FastifyReply> {
+  await drainBody(request.raw)
+  return sendProblem(request, reply, error)
+}
+
+/** Answers with a problem, and logs what the client does not see. */
+function sendProblem(request: FastifyRequest, reply: FastifyReply, error: unknown): FastifyReply {
   const problem = toProblem(error)
   const { status } = CATALOGUE[problem.code]
   if (status >= 500) {
@@ -112,8 +123,6 @@ export function sendProblem(request: FastifyRequest, reply: FastifyReply, error:
     )
   }
   if (status === 503) reply.header('retry-after', String(RETRY_AFTER_S))
-  // What is left of a refused body is read and dropped, so that the client can read the answer.
-  if (!request.raw.complete) request.raw.resume()
   return (
     reply
       .code(status)
@@ -181,7 +190,7 @@ const SHOWN_CHARACTERS = 80
 export function shown(value: unknown): string {
   if (Array.isArray(value)) return `an array of ${value.length}`
   if (value !== null && typeof value === 'object') return `a JSON ${'kind' in value ? String(value.kind) : 'object'}`
-  const text = JSON.stringify(value)
+  const text = typeof value === 'number' ? String(value) : JSON.stringify(value)
   if (text === undefined) return 'nothing'
   return text.length <= SHOWN_CHARACTERS ? text : `${text.slice(0, SHOWN_CHARACTERS).toWellFormed()}…`
 }

@@ -4,8 +4,6 @@ import { Problem, shown } from './problems.ts'
 
 /** Octets of request bodies that are in memory at the same time; beyond, requests are refused with 503. */
 export const BODIES_IN_FLIGHT_BYTES = 256 * 1024 * 1024
-/** Octets of a refused body that are still read, so that a client which sends before it reads gets the answer. */
-const DRAIN_BYTES = 64 * 1024 * 1024
 const FIRST_CAPACITY = 64 * 1024
 
 declare module 'fastify' {
@@ -39,10 +37,7 @@ export function setBodyParser(app: FastifyInstance, limits: BodyLimits): void {
     const { shape = 'value', bodyOptional = shape === 'value' } = request.routeOptions.config
     const reader = new BodyReader({ shape, bodyOptional, declared, limits, inFlight, done })
     request.raw.once('close', () => reader.giveBack())
-    payload.on('data', (chunk: Buffer) => {
-      reader.take(chunk)
-      if (reader.drained > DRAIN_BYTES) request.raw.destroy()
-    })
+    payload.on('data', (chunk: Buffer) => reader.take(chunk))
     payload.once('end', () => reader.end())
     payload.once('error', (error: Error) => reader.finish(error))
   })
@@ -67,8 +62,6 @@ class BodyReader {
   #length = 0
   #counted = 0
   #over = false
-  /** Octets that came after the body was refused. */
-  drained = 0
 
   constructor(reading: Reading) {
     this.#reading = reading
@@ -76,10 +69,7 @@ class BodyReader {
   }
 
   take(chunk: Buffer): void {
-    if (this.#over) {
-      this.drained += chunk.length
-      return
-    }
+    if (this.#over) return
     try {
       this.#append(chunk)
       this.#scanner.advance(this.#body, this.#length)

@@ -67,6 +67,6 @@ def call(path, body=None):
                 raise RuntimeError(f"{answer.get('code')}: {answer.get('detail')}")
         except (httpx.HTTPError, json.JSONDecodeError):
             pass
-        print(f"Cairn at {CAIRN} does not answer yet", file=sys.stderr)
+        print(f"Cairn at {CAIRN} does not answer yet (CAIRN_URL says where it is)", file=sys.stderr)
         time.sleep(1)
     raise RuntimeError(f"Cairn at {CAIRN} does not answer")

@@ -52,7 +52,7 @@ async function call(path: string, body?: Record<string, unknown>) {
       if (response.ok) return answer
       if (!answer.retryable) return Promise.reject(new Error(`${answer.code}: ${answer.detail}`))
     } catch {}
-    console.error(`Cairn at ${CAIRN} does not answer yet`)
+    console.error(`Cairn at ${CAIRN} does not answer yet (CAIRN_URL says where it is)`)
     await wait(1000)
   }
   throw new Error(`Cairn at ${CAIRN} does not answer`)
