@@ -89,6 +89,36 @@ interface Connection {
 const CONNECT_TIMEOUT_S = 3
 const RECONNECT_PAUSE_MS = 100
 
+/** The driver's view of where to connect to. */
+interface Target {
+  host: string[]
+  port: number[]
+  path?: string | false
+}
+
+/**
+ * Makes the driver's sockets. One that is closed before the server said anything ends in an error: the driver by itself
+ * would connect again at once, thousands of times a second, and never tell.
+ */
+export function createDialer(onSocket: (socket: Socket) => void = () => {}): (target: Target) => Promise<Socket> {
+  let attempt = 0
+  return async ({ host, port, path }) => {
+    const turn = attempt % host.length
+    // With several hosts the driver goes on to the next without telling either.
+    if (attempt++ >= host.length) await new Promise((resolve) => setTimeout(resolve, RECONNECT_PAUSE_MS))
+    const socket = path ? connect(path) : connect({ host: host[turn] as string, port: port[turn] as number })
+    // The driver reads the host here to check a certificate's name.
+    Object.assign(socket, { host: host[turn] })
+    socket.setNoDelay(true)
+    socket.once('end', () => {
+      if (socket.bytesRead > 0) return
+      socket.destroy(Object.assign(new Error('The server hung up before it said anything'), { code: 'ECONNRESET' }))
+    })
+    onSocket(socket)
+    return socket
+  }
+}
+
 /**
  * One session with the database that runs one statement at a time. The driver's own pool is not used: it sends statements
  * behind one that is blocked, and cannot give up a single connection. Whatever goes wrong on a connection, a new one
@@ -99,7 +129,6 @@ function openConnection(options: DatabaseOptions): Connection {
 
   function open() {
     const sockets = new Set<Socket>()
-    let attempt = 0
     const sql = postgres({
       ...options.connection,
       max: 1,
@@ -112,20 +141,10 @@ function openConnection(options: DatabaseOptions): Connection {
       backoff: () => 0.05,
       onnotice: () => {},
       // Made here, so that a connection whose peer no longer answers can be destroyed and not merely asked to end.
-      socket: async (resolved: { host: string[]; port: number[]; path?: string | false }) => {
-        const turn = attempt % resolved.host.length
-        // Where something accepts and hangs up, the driver comes back at once, thousands of times a second.
-        if (attempt++ >= resolved.host.length) await new Promise((resolve) => setTimeout(resolve, RECONNECT_PAUSE_MS))
-        const socket = resolved.path
-          ? connect(resolved.path)
-          : connect({ host: resolved.host[turn] as string, port: resolved.port[turn] as number })
-        // The driver reads the host here to check a certificate's name.
-        Object.assign(socket, { host: resolved.host[turn] })
-        socket.setNoDelay(true)
+      socket: createDialer((socket) => {
         sockets.add(socket)
         socket.once('close', () => sockets.delete(socket))
-        return socket
-      },
+      }),
     } as postgres.Options<Record<string, never>>)
     return { sql, sockets }
   }

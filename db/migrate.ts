@@ -1,5 +1,6 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import postgres from 'postgres'
+import { createDialer } from './client.ts'
 import type { DatabaseConnectionOptions } from './database-url.ts'
 
 /** Any number, the same in every version of Cairn: who migrates holds the advisory lock of this key. */
@@ -71,13 +72,14 @@ async function withConnection<T>(connection: DatabaseConnectionOptions, use: (sq
     prepare: false,
     onnotice: () => {},
     idle_timeout: 0,
+    socket: createDialer(),
   } as postgres.Options<Record<string, never>>)
   let timer: NodeJS.Timeout | undefined
   const late = new Promise<never>((_, reject) => {
     timer = setTimeout(() => reject(new SchemaError(`No Postgres answered within ${CONNECT_MS / 1000} s`)), CONNECT_MS)
   })
   try {
-    // The driver connects again and again for ever where something accepts and hangs up.
+    // Where something accepts and never answers, the driver waits or tries again for ever.
     await Promise.race([sql`select 1`, late])
     clearTimeout(timer)
     return await use(sql)
