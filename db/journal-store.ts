@@ -10,7 +10,7 @@ import {
   textArray,
   textOf,
 } from './client.ts'
-import { checkpointFull, createJournalCommands, jobFinished } from './journal-commands.ts'
+import { checkpointFull, createJournalCommands, jobFinished, LOCK_WAIT_MS } from './journal-commands.ts'
 import { openCheckpoint, readJob, readJobs, readStep, readSteps, readTimeline, readVersion } from './journal-reader.ts'
 import type { CheckpointLimits, RecordRequest, RecordResult, StepOutcome, StepWrite, Store } from './store.ts'
 import { BATCH_MAX_BYTES, type BatchOutcome, createWriteCoalescer } from './write-coalescer.ts'
@@ -21,8 +21,6 @@ export const READ_DEADLINE_MS = 8000
 export const READY_DEADLINE_MS = 2000
 /** Milliseconds that a shared statement may wait for a lock: only another transaction that creates the same job holds one. */
 const SHARED_LOCK_WAIT_MS = 250
-/** Milliseconds that one attempt of the slow lane waits for a job's row; then others have their turn with the connection. */
-const SLOW_LOCK_WAIT_MS = 250
 
 export interface JournalStoreOptions extends DatabaseOptions {
   /** Connections, all pools together; at least 4. */
@@ -199,7 +197,7 @@ function recordStatement(
     ...results,
   ]
   const bound = results.map((_, index) => `$${FIXED_PARAMETERS + 1 + index}`).join(',')
-  const lockWaitMs = options.skipLocked ? SHARED_LOCK_WAIT_MS : SLOW_LOCK_WAIT_MS
+  const lockWaitMs = options.skipLocked ? SHARED_LOCK_WAIT_MS : LOCK_WAIT_MS
   const statement = `select outcome, stored, version from cairn.record_steps_v1(
     $1::uuid[], $2::text[], (array[${bound}]::text[])[1:$12::integer], $3::boolean[], $4::text[], $5::bigint[],
     $6::text[], $7::boolean[], $8::integer, $9::bigint, $10::bigint, $11::bigint, ${options.skipLocked}, ${lockWaitMs})`
@@ -226,7 +224,7 @@ function recordOneStatement(request: JournalRequest, options: { limits: Checkpoi
 const RECORD_ONE = `select cairn.record_step_v1(
   $1::uuid, $2::text, $3::text, $4::text::boolean, $5::text, $6::bigint, $7::text, $8::bigint, $9::bigint,`
 const RECORD_ONE_SHARED = `${RECORD_ONE} true, '${SHARED_LOCK_WAIT_MS}')`
-const RECORD_ONE_SLOW = `${RECORD_ONE} false, '${SLOW_LOCK_WAIT_MS}')`
+const RECORD_ONE_SLOW = `${RECORD_ONE} false, '${LOCK_WAIT_MS}')`
 
 /** What the rows of record_steps_v1, one per step, say about each request. */
 function recordOutcomes(

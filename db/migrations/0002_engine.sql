@@ -79,6 +79,19 @@ language sql stable as $$
     where j.id = $1)
 $$;
 
+-- Gives those children whose rows this transaction created a checkpoint: the parent's steps as of now, and their key.
+create function cairn.give_checkpoints(parent cairn.job, keys text[], child_ids uuid[]) returns void
+language sql volatile as $$
+  update cairn.job j set
+    change_count = 1,
+    parent_id = parent.id,
+    parent_created_at = parent.created_at,
+    parent_bound = parent.last_position,
+    executing_key = given.key
+  from unnest(keys, child_ids) as given (key, child_id)
+  where j.id = given.child_id and j.change_count = 0
+$$;
+
 -- Parks a job: sets what it waits for, maps keys to children, opens timeline entries, and gives each new child a
 -- checkpoint that refers to the parent's steps as of now. child_keys and child_ids go together, as do entry_keys and
 -- entry_extras; keys holds them all. pending is the JSON of {mode, keys, job_ids}.
@@ -142,14 +155,9 @@ begin
   if outcome <> 'dispatched' then
     -- A child whose job was deleted while it is awaited gets its checkpoint anew: an empty one would run it as a whole.
     if outcome = 'unchanged' then
-      update cairn.job j set
-        change_count = 1,
-        parent_id = parent.id,
-        parent_created_at = parent.created_at,
-        parent_bound = parent.last_position,
-        executing_key = c.key
+      perform cairn.give_checkpoints(parent, array_agg(c.key), array_agg(c.child_id))
       from cairn.child c
-      where j.id = any (created) and c.job_id = parent.id and c.child_id = j.id and c.status = 'running'
+      where c.job_id = parent.id and c.child_id = any (created) and c.status = 'running'
         and cairn.has_open_key(parent.id, array[c.key]);
     end if;
     delete from cairn.job where id = any (created) and change_count = 0;
@@ -191,14 +199,7 @@ begin
       change = excluded.change
     where s.result is null;
 
-  update cairn.job j set
-    change_count = 1,
-    parent_id = parent.id,
-    parent_created_at = parent.created_at,
-    parent_bound = parent.last_position,
-    executing_key = given.key
-  from unnest(dispatch_v1.child_keys, dispatch_v1.child_ids) as given (key, child_id)
-  where j.id = given.child_id and j.id = any (created);
+  perform cairn.give_checkpoints(parent, dispatch_v1.child_keys, dispatch_v1.child_ids);
 
   update cairn.job j set
     change_count = j.change_count + 1,
